@@ -170,10 +170,7 @@ def described(error: BaseException) -> str:
 
 @contextmanager
 def refusing(
-    what: str,
-    *kinds: type[BaseException],
-    advice: str = "",
-    error: type[UsageError] = DataError,
+    what: str, *kinds: type[BaseException], advice: str = "", error: type[UsageError] = DataError
 ) -> Iterator[None]:
     """Turn what a library raises inside into an error of one line: `what (its words)advice`."""
     try:

@@ -60,8 +60,7 @@ def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
         end = rest.rfind(b"\n") + 1
         if end == 0:
             raise DataError(
-                f"{path}, line {num_lines + 1}: no line end within {block_bytes:,} bytes; expected "
-                "a text file"
+                f"{path}, line {num_lines + 1}: no line end in {block_bytes:,} bytes; expected text"
             )
         num_lines += rest.count(b"\n")
         yield _with_line_feeds(rest[:end])
@@ -165,8 +164,7 @@ def check_ratio(path: Path, packed: int, unpacked: int) -> None:
     """Refuse a small file that unpacks to a huge one; text and tables shrink to a tenth or so."""
     if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
         raise DataError(
-            f"{path}: unpacks to more than {MAX_RATIO} times its size; unpack it first if this is "
-            "right"
+            f"{path}: unpacks to more than {MAX_RATIO} times its size; if right, unpack it first"
         )
 
 

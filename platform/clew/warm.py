@@ -84,8 +84,7 @@ def perform(asked: object, folder: Path, say: Say) -> None:
     match asked:
         case work.Question():
             asking, most = [query(asked.head, asked.relation, asked.tail)], work.NUM_ASKED
-            found = predict(asked.model, asking, top_k=most, level=asked.level, apart=True)
-            tell(found.as_dict())
+            tell(predict(asked.model, asking, top_k=most, level=asked.level, apart=True).as_dict())
         case work.AskedText():
             sampling = Sampling(asked.temperature, top_p=asked.top_p)
             request = TextRequest(asked.prompt, asked.max_tokens, sampling, asked.seed)
@@ -107,10 +106,7 @@ def perform(asked: object, folder: Path, say: Say) -> None:
             with open_trace_source(asked.model, {}) as source:
                 source.tracer.prepare()
         case work.Promotion():
-            wanted = PromotionRequest(
-                run_id=asked.run_id, name=asked.name, dry_run=asked.dry_run, force=asked.force
-            )
-            made = promote(wanted, lambda check: tell(asdict(check)))
+            made = promote(PromotionRequest(**vars(asked)), lambda check: tell(asdict(check)))
             tell({"result": made.as_dict()})
         case work.Rollback():
             tell({"result": rollback(asked.name).as_dict()})

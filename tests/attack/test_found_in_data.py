@@ -23,7 +23,7 @@ from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.imports import import_graph
 from clew.link_prediction.packed import KEY, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
-from clew.workflows.explaining.trace_windows import read_texts
+from clew.workflows.predict_windows import read_texts
 from tests.attack.cases import refused
 from tests.image_sequences.sequence_files import sequence_columns, write_hdf5
 

@@ -22,8 +22,7 @@ from clew.language_modeling.model import Sampling
 from clew.language_modeling.tokenizers import FileTokenizer, train_bpe
 from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import TextWriter, load_text_folder, read_paused
-from clew.workflows.explaining.trace_windows import read_texts
-from clew.workflows.predict_windows import read_prompt
+from clew.workflows.predict_windows import read_prompt, read_texts
 from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts
 from tests.attack.material import Material

@@ -7,9 +7,9 @@ import pytest
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
-from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
+from clew.workflows.explaining.trace_windows import WindowTrace, trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.explaining.window_traces import WindowTrace
+from clew.workflows.predict_windows import Text
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.workflows.trained import sequence_config
@@ -71,7 +71,7 @@ def test_unless_told_otherwise_it_is_the_worst_prediction(model: str) -> None:
 
 def test_a_command_for_other_models_is_refused_before_data_are_read(model: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("trace_source", "window_traces"):
+        for module in ("trace_source", "trace_windows"):
             patch.delattr(f"clew.workflows.explaining.{module}.own_task")
         with pytest.raises(ConfigError, match=r"_regression\b.*\btracin\b"):
             tracin(model, "a,b,c", {})

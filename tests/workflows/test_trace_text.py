@@ -13,9 +13,9 @@ from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.window_report import TextInfluenceReport
 from clew.workflows.explaining import trace_windows as trace_text
-from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
-from clew.workflows.explaining.window_traces import WindowTrace
+from clew.workflows.explaining.trace_windows import WindowTrace, trace_texts
 from clew.workflows.predict import asked, predict
+from clew.workflows.predict_windows import Text, read_texts
 from tests.workflows.trained import StoredRun
 
 

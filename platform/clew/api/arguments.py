@@ -58,6 +58,7 @@ def listed(given: Any) -> Any:
 
 
 Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
 Names = Annotated[Sequence[str], BeforeValidator(listed)]
 
 
@@ -76,12 +77,9 @@ def named_triples(triples: pd.DataFrame | Iterable[Triple]) -> list[Triple]:
     try:
         found = TypeAdapter(list[Triple]).validate_python(given, strict=True)
     except ValidationError as error:
-        place = error.errors()[0]["loc"][:1]
-        wrong = (
-            f"triples[{place[0]}] is {quoted(given[place[0]])}"
-            if place
-            else f"triples is {quoted(given)}"
-        )
+        wrong = f"triples is {quoted(given)}"
+        for place in error.errors()[0]["loc"][:1]:
+            wrong = f"triples[{place}] is {quoted(given[place])}"
         raise ConfigError(
             f"{wrong}; expected (head, relation, tail) by name, a tuple for each triple, such as "
             "[('virus', 'causes', 'neoplastic_process')]"

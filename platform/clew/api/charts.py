@@ -1,13 +1,11 @@
 """The chart of an explanation; outside the dashboard, only this module imports Altair."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import altair as alt
 import pandas as pd
-from pydantic import Field
 
-from clew.api.arguments import checked
+from clew.api.arguments import Count, checked
 from clew.api.explanations import FACT, TEST
 
 FOR, AGAINST = "#1F88CB", "#D55E00"
@@ -21,21 +19,14 @@ Chart = alt.Chart | alt.VConcatChart
 
 @checked
 def influence_chart(
-    frame: pd.DataFrame,
-    titles: Sequence[str],
-    heading: str,
-    *,
-    num_examples: Annotated[int, Field(ge=1)],
+    frame: pd.DataFrame, titles: Sequence[str], heading: str, *, num_examples: Count
 ) -> Chart:
     """Return bars of the strongest examples, one panel with a title for each prediction.
 
     The frame is a table of `clew.api.explanations`, the heading the name and unit of its scores.
     """
-    strongest = frame[frame["rank"] <= num_examples]
-    panels = [
-        _panel(strongest[strongest[TEST] == number], title, heading)
-        for number, title in enumerate(titles)
-    ]
+    drawn = frame[frame["rank"] <= num_examples]
+    panels = [_panel(drawn[drawn[TEST] == i], title, heading) for i, title in enumerate(titles)]
     return panels[0] if len(panels) == 1 else alt.vconcat(*panels)
 
 

@@ -4,7 +4,7 @@
 """
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 from tqdm import tqdm
 
-from clew.api.arguments import Triple, checked, named_triples
+from clew.api.arguments import Count, Triple, checked, named_triples
 from clew.api.models import AnyModel, Model, reference_of
 from clew.config.load import full_settings
 from clew.config.services import Question, ValueRequest
@@ -24,24 +24,20 @@ from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_P
 from clew.runs.influence_report import InfluenceReport, TripleRecord
 from clew.runs.reading.picture import PLAIN
 from clew.runs.verification import Verification
-from clew.runs.window_report import (
-    SequenceInfluenceReport,
-    TextInfluenceReport,
-    WindowReport,
-    numbers_of,
-)
-from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
+from clew.runs.window_report import SequenceInfluenceReport, WindowReport, numbers_of
+from clew.workflows.explaining.members import Progress
+from clew.workflows.explaining.trace_windows import trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 from clew.workflows.explaining.value_facts import FactValues
 from clew.workflows.explaining.value_facts import value_facts as value_all
+from clew.workflows.predict_windows import Text
 
 if TYPE_CHECKING:
     from clew.api.charts import Chart
 
 SHOWN_ROWS = 10
 SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
-Report = InfluenceReport | TextInfluenceReport | SequenceInfluenceReport
-Progress = Callable[[int, int], None]
+Report = InfluenceReport | WindowReport[Any]
 
 
 @dataclass(frozen=True)
@@ -93,9 +89,7 @@ class Attribution:
         return self._frame.copy()
 
     @checked
-    def verify(
-        self, *, seeds: Annotated[int, Field(ge=1)] = 2, whole: bool = False
-    ) -> Verification:
+    def verify(self, *, seeds: Count = 2, whole: bool = False) -> Verification:
         """Return what happens without the strongest facts, as `clew verify` finds it.
 
         Args:
@@ -171,9 +165,7 @@ class Attribution:
             return shown
         head, *body = shown.split("<tr>")  # the row of the headings has a style of its own
         disputed = rows[AGREEING_COLUMN] < len(self.report.model.runs)
-        marks = [
-            f'<tr style="color: {PLAIN.colour}">' if is_grey else "<tr>" for is_grey in disputed
-        ]
+        marks = [f'<tr style="color: {PLAIN.colour}">' if grey else "<tr>" for grey in disputed]
         return head + "".join(mark + row for mark, row in zip(marks, body, strict=True))
 
 
@@ -186,7 +178,7 @@ def attribute(
     continuation: str = "",
     frame: int | None = None,
     top_k: Annotated[int, Field(ge=0)] = 20,
-    seeds: Annotated[int, Field(ge=1)] | None = None,
+    seeds: Count | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Attribution:
     """Find the training examples behind a prediction, and record the result as a run.
@@ -211,12 +203,12 @@ def attribute(
     Raises:
         UsageError: If the model, its checkpoints or the examples to explain cannot be used.
     """
-    if sum(given is not None for given in (triples, prompt, frame)) > 1:
+    given = [one for one in (triples, prompt, frame) if one is not None]
+    if len(given) > 1:
         raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
     if continuation and prompt is None:
         raise ConfigError("a continuation is given without a prompt; give the text before it")
-    nothing = triples is None and prompt is None and frame is None
-    if nothing and isinstance(model, Model) and model.explained_with:  # others choose a window
+    if not given and isinstance(model, Model) and model.explained_with:  # others choose a window
         raise ConfigError(f"{model.title} is a {model.task} model; give {model.explained_with}")
     reference = reference_of(model)
     settings = {"influence.top_k": top_k} | full_settings(overrides or {})
@@ -343,14 +335,10 @@ def value_facts(
     """
     if weights is not None and triples is None:
         raise ConfigError("weights are given without triples; give the triples that they are for")
-    tests = [] if triples is None else named_triples(triples)
+    tests = () if triples is None else tuple(named_triples(triples))
     numbers = None if weights is None else _numbers(weights, len(tests))
     request = ValueRequest(
-        model=reference_of(model),
-        test=tuple(tests),
-        weights=numbers,
-        direction=direction,
-        confirm=confirm,
+        model=reference_of(model), test=tests, weights=numbers, direction=direction, confirm=confirm
     )
     with progress_of("steps") as progress:
         return _facts_table(value_all(request, progress=progress))

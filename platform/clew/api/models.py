@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 
 from clew import names
-from clew.api.arguments import Name, Names, P, R, Triple, checked, named_triples
+from clew.api.arguments import Count, Name, Names, P, R, Triple, checked, named_triples
 from clew.config.data import TokenData, TripleData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError, quoted, similar_name
@@ -114,7 +114,7 @@ class TripleModel(Model):
         relation: str,
         head: str | None = None,
         tail: str | None = None,
-        top_k: Annotated[int, Field(ge=1)] = 10,
+        top_k: Count = 10,
         filter_known: bool = False,
         conformal: Annotated[float | None, Field(gt=0, lt=1)] = None,
     ) -> pd.DataFrame:
@@ -148,13 +148,11 @@ class TripleModel(Model):
                 "head and tail are both given, so there is nothing to predict; leave one out, or "
                 "get the rank of the triple with model.place(head, relation, tail)"
             )
-        answering, query = self._ready, Query(relation, head=head or None, tail=tail or None)
-        if conformal is not None and answering.answer_sets is None:
+        ready, query = self._ready, Query(relation, head=head or None, tail=tail or None)
+        if conformal is not None and ready.answer_sets is None:
             with open_model(self.reference) as source:
-                calibrate_answer_sets(answering, source)
-        (found,) = answering.predict(
-            [query], top_k=top_k, filter_known=filter_known, level=conformal
-        )
+                calibrate_answer_sets(ready, source)
+        (found,) = ready.predict([query], top_k=top_k, filter_known=filter_known, level=conformal)
         if found.warning:
             logger.warning("%s", found.warning)
         rows = [vars(answer) for answer in found.answers]
@@ -211,7 +209,7 @@ class TripleModel(Model):
         self,
         relation: str,
         *,
-        top_k: Annotated[int, Field(ge=1)] = 1000,
+        top_k: Count = 1000,
         filter_known: bool = True,
         head_kind: str = "",
         tail_kind: str = "",

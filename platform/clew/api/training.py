@@ -181,28 +181,17 @@ def tune(
     from clew.workflows.tune import TuneRequest
     from clew.workflows.tune import tune as search
 
-    result = search(
-        TuneRequest(
-            config=read_configuration(config, overrides, settings),
-            space=str(space),
-            minutes=minutes,
-            trials=trials,
-            seed=seed,
-            output_dir=Path(output_dir) if output_dir is not None else None,
-        )
+    chosen = read_configuration(config, overrides, settings)
+    place = Path(output_dir) if output_dir is not None else None
+    request = TuneRequest(
+        config=chosen, space=str(space), minutes=minutes, trials=trials, seed=seed, output_dir=place
     )
-    best = result.best
+    result = search(request)
+    best, rows = result.best, pd.read_csv(result.folder / names.TRIALS_CSV)
     assert best.value is not None
+    rows = rows.map(lambda cell: restored(cell) if isinstance(cell, str) else cell)
     return Search(
-        result.run_id,
-        result.metric,
-        best.value,
-        best.run_id,
-        best.settings,
-        result.best_file,
-        pd.read_csv(result.folder / names.TRIALS_CSV).map(
-            lambda cell: restored(cell) if isinstance(cell, str) else cell
-        ),
+        result.run_id, result.metric, best.value, best.run_id, best.settings, result.best_file, rows
     )
 
 

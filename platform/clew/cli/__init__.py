@@ -11,8 +11,8 @@ import click
 
 from clew import __version__
 from clew.cli import explanations, models, project, training
-from clew.cli.help import answered, right_command
 from clew.cli.options import CONTEXT
+from clew.cli.output import answered, right_command
 from clew.errors import UsageError
 
 UNDER_TORCHRUN = ("train",)

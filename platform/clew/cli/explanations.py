@@ -44,15 +44,11 @@ def tracin(options: TracinOptions) -> None:
     from clew.workflows.explaining.trace_source import GivenFiles
     from clew.workflows.explaining.tracin import tracin as workflow
 
-    result = workflow(
-        options.model,
-        options.test,
-        options.overrides,
-        files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
-        output=options.output,
-        progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
-        trained=progress_bar("training runs", as_json=options.as_json),
-    )
+    asked = options.model, options.test, options.overrides
+    given = GivenFiles(options.train, options.entity_to_id, options.relation_to_id)
+    units = _unit(options, "triples"), "training runs"
+    bars = [progress_bar(unit, as_json=options.as_json) for unit in units]
+    result = workflow(*asked, files=given, output=options.output, progress=bars[0], trained=bars[1])
     if options.as_json:
         tell(in_json(result.as_dict()))
         return
@@ -111,14 +107,9 @@ class TraceWindowsOptions(Configured, Spoken):
 
     def explain(self, trace: Callable[..., Any], model: str, asked: Sequence[object]) -> None:
         """Call a workflow with these options, and print its results."""
-        results = trace(
-            model,
-            asked,
-            self.overrides,
-            num_last_layers=self.num_last_layers,
-            output=self.output,
-            progress=progress_bar(_unit(self, "windows"), as_json=False),
-        )
+        how = {"num_last_layers": self.num_last_layers, "output": self.output}
+        progress = progress_bar(_unit(self, "windows"), as_json=False)
+        results = trace(model, asked, self.overrides, progress=progress, **how)
         tell("\n\n".join(result.table() for result in results))
 
 
@@ -153,7 +144,8 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> None:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
+    from clew.workflows.explaining.trace_windows import trace_texts
+    from clew.workflows.predict_windows import Text, read_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"
@@ -174,8 +166,7 @@ def validate_influence(options: ValidateInfluenceOptions) -> None:
     from clew.workflows.explaining.validate_influence import validate_influence as workflow
 
     progress = progress_bar("retrainings", as_json=False)
-    result = workflow(options, say=tell, progress=progress)
-    tell(result.table())
+    tell(workflow(options, say=tell, progress=progress).table())
 
 
 class VerifyOptions(Printed):
@@ -198,7 +189,7 @@ class VerifyOptions(Printed):
 
 
 @command(VerifyOptions, "clew verify newest")
-def verify(options: VerifyOptions) -> int:
+def verify(options: VerifyOptions) -> None:
     """Check an explanation. Its facts are taken away, and the model is trained on."""
     from clew.workflows import verify as workflow
 
@@ -211,7 +202,6 @@ def verify(options: VerifyOptions) -> int:
         following = f"report --explanation {found.run_id} --output why.html"
     said = f"run {found.run_id}\n\n{found}\nnext: clew {following}"
     tell(in_json(found) if options.as_json else said)
-    return 0
 
 
 class ValueFactsOptions(Options, ValueRequest):
@@ -228,8 +218,7 @@ def value_facts(options: ValueFactsOptions) -> None:
     from clew.workflows.explaining.value_facts import value_facts as workflow
 
     bars = [progress_bar(unit, as_json=False) for unit in ("steps", "retrainings")]
-    result = workflow(options, progress=bars[0], retrained=bars[1])
-    tell(result.table())
+    tell(workflow(options, progress=bars[0], retrained=bars[1]).table())
 
 
 class ReportOptions(Options):

@@ -3,9 +3,9 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew.cli.options import ModelReference, Option, Options, Printed, Spoken, command, dashed
 from clew.cli.output import in_json, progress_bar, tell
@@ -13,10 +13,9 @@ from clew.cli.output import in_json, progress_bar, tell
 if TYPE_CHECKING:
     from clew.link_prediction.candidates import Limits
 
-LIMITS = ("head_kind", "tail_kind", "heads", "tails", "seen")
 GRAPH = (
     *("head", "relation", "tail", "input", "triples", "top_k", "filter_known", "conformal"),
-    *LIMITS,
+    *("head_kind", "tail_kind", "heads", "tails", "seen"),
 )
 TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "state")
 FRAMES = ("frames", "confidence")
@@ -72,8 +71,7 @@ class PredictOptions(Printed):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of targets that the intervals of frames should contain."""
 
-    @model_validator(mode="after")
-    def _asks_one_way(self) -> Self:
+    def _check(self) -> None:
         if self.input and (self.head or self.relation or self.tail):
             raise ValueError("--input and a query are both given; give one of them")
         if self.triples and (self.input or self.head or self.relation or self.tail):
@@ -99,7 +97,6 @@ class PredictOptions(Printed):
                 raise ValueError(f"{dashed(name)} and --output are the same file; name another one")
         if self.conformal and (self.triples or self.lists):
             raise ValueError("--conformal is given with a list; it is for questions for one end")
-        return self
 
     @property
     def lists(self) -> bool:
@@ -138,13 +135,12 @@ def predict(options: PredictOptions) -> None:
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
     from clew.workflows.outputs import check_table, write_table
-    from clew.workflows.predict import asked, read_queries
 
     check_table("--output", options.output)
-    one = asked(options.head, options.relation, options.tail)
+    one = workflow.asked(options.head, options.relation, options.tail)
     result = workflow.predict(
         options.model,
-        read_queries(options.input) if options.input else [one],
+        workflow.read_queries(options.input) if options.input else [one],
         top_k=options.top_k,
         filter_known=options.filter_known,
         level=options.conformal,
@@ -180,13 +176,8 @@ def _continue(options: PredictOptions) -> None:
 
     file = options.prompt_file
     prompt = read_prompt(file, sys.stdin.buffer) if file else options.prompt
-    request = TextRequest(
-        prompt=prompt,
-        max_tokens=options.max_tokens,
-        sampling=Sampling(options.temperature, top_p=options.top_p),
-        seed=options.seed,
-        state=options.state,
-    )
+    sampling = Sampling(options.temperature, top_p=options.top_p)
+    request = TextRequest(prompt, options.max_tokens, sampling, options.seed, options.state)
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
         tell(in_json({"model": options.model, "prompt": prompt, "text": "".join(pieces)}))
@@ -199,15 +190,11 @@ def _continue(options: PredictOptions) -> None:
 def _predict_frames(options: PredictOptions) -> None:
     from clew.workflows.predict_windows import predict_frames
 
-    assert options.frames is not None
-    assert options.output is not None
-    result = predict_frames(
-        options.model,
-        options.frames,
-        options.output,
-        confidence=options.confidence,
-        progress=progress_bar("windows", as_json=False),
-    )
+    frames, output, share = options.frames, options.output, options.confidence
+    assert frames is not None
+    assert output is not None
+    bar = progress_bar("windows", as_json=False)
+    result = predict_frames(options.model, frames, output, confidence=share, progress=bar)
     tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 
@@ -229,15 +216,13 @@ class PromoteOptions(Spoken, Printed):
     rollback: bool = False
     """Give the alias back to the version that had it before."""
 
-    @model_validator(mode="after")
-    def _rollback_chooses_nothing(self) -> Self:
+    def _check(self) -> None:
         for name in ("run_id", "experiment", "metric", "force") if self.rollback else ():
             if getattr(self, name):
                 raise ValueError(
                     f"--rollback and {dashed(name)} are both given; a rollback restores the "
                     "version that had the alias before and checks nothing; leave one of them out"
                 )
-        return self
 
 
 @command(PromoteOptions, "clew promote newest --dry-run")
@@ -266,14 +251,11 @@ class ExportOptions(Options):
     onnx: bool = False
     """Write the program for ONNX Runtime too."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> None:
         if self.onnx and self.embeddings:
             raise ValueError(
-                "--onnx and --embeddings are both given; --embeddings writes no program; leave "
-                "one of them out"
+                "--onnx is given with --embeddings, which writes no program; leave one of them out"
             )
-        return self
 
 
 @command(ExportOptions, "clew export newest output_dir=exported")
@@ -282,5 +264,4 @@ def export(options: ExportOptions) -> None:
     from clew.workflows.export import export as run_export
 
     embeddings = options.embeddings or None
-    result = run_export(options.model, options.output_dir, embeddings, onnx=options.onnx)
-    tell(result.table())
+    tell(run_export(options.model, options.output_dir, embeddings, onnx=options.onnx).table())

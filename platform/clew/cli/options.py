@@ -18,8 +18,7 @@ import click
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from clew.cli import help
-from clew.cli.output import Heartbeat, is_main_process
+from clew.cli import output
 from clew.config.base import Flag, Section
 from clew.config.load import SHORT_KEYS, from_mapping, full_settings, load, parse_assignments
 from clew.config.schema import RunConfig, section_classes, task_of
@@ -73,7 +72,7 @@ class Options(Section):
 
     def call(self, function: Callable[[Any], int | None]) -> int:
         """Call a command's function with these options."""
-        with Heartbeat() if self.beats else nullcontext():
+        with output.Heartbeat() if self.beats else nullcontext():
             return function(self) or 0
 
     @classmethod
@@ -125,7 +124,7 @@ class Spoken(Options):
 
     def call(self, function: Callable[[Any], int | None]) -> int:
         """Call a command's function with these options; it then prints as much as asked for."""
-        if (self.quiet or self.verbose) and is_main_process():
+        if (self.quiet or self.verbose) and output.is_main_process():
             logging.getLogger("clew").setLevel(logging.WARNING if self.quiet else logging.DEBUG)
         return super().call(function)
 
@@ -157,11 +156,11 @@ class ConfigOptions(Configured):
 
     def configuration(self) -> RunConfig:
         """Return the configuration; settings for another kind of data do not change the default."""
-        if options := help.triple_options(self.config):
+        if options := output.triple_options(self.config):
             typed = [word for word in shlex.split(typed_command.get()) if word != "--config"]
             right = [part for w in typed for part in (options if w == self.config else [w])]
             wrong = f"{quoted(self.config)} is data, not a configuration"
-            raise help.answered(wrong, shlex.join(right))
+            raise output.answered(wrong, shlex.join(right))
         if not self.has_config and task_of({}, self.overrides) != "triples":
             return from_mapping({}, self.overrides)
         return load(self.config, self.overrides)
@@ -227,11 +226,9 @@ def flags(verb: str) -> tuple[DeclaredOption, ...]:
                 continue
             main = replace(_option_of(name, field), field="", key=f"{section}.{name}")
             found[name] = main
-            if flag.off:
+            if off := flag.off:
                 same = f"Same as {dashed(name)} false."
-                found[flag.off] = replace(
-                    main, name=flag.off, help=same, switch="false", terminal_only=True
-                )
+                found[off] = replace(main, name=off, help=same, switch="false", terminal_only=True)
     return tuple(found.values())
 
 
@@ -279,7 +276,7 @@ def _sorted_words(
         numbers = [option for option in declared if option.annotation is int]
         if bare[0].isdecimal() and len(numbers) == 1:
             right = f"clew {verb} {dashed(numbers[0].name)} {bare[0]}"
-            raise help.answered(f"{quoted(bare[0])} has no name", right)
+            raise output.answered(f"{quoted(bare[0])} has no name", right)
         said = f"unexpected word {quoted(bare[0])}"
         raise click.UsageError(said, click.get_current_context(silent=True))
     return options, assignments
@@ -311,18 +308,14 @@ class Verb(click.Command):
         self.is_configured = issubclass(options, Configured)
         self.first = next((option for option in self.declared if option.first), None)
         self.example = example or f"clew {name}"
-        settings = [f"{key}=" for key in SHORT_KEYS] if self.is_configured else []
+        known = output.values_of(self.first) if self.first else []
+        known += [f"{key}=" for key in SHORT_KEYS] if self.is_configured else []
+        known += [f"{option.name}=" for option in self.declared if not option.switch]
         words = click.Argument(
             ["words"],
             nargs=-1,
             metavar=(f"[{self.first.name.upper()}] " if self.first else "") + "[NAME=VALUE]...",
-            shell_complete=help.completed(
-                [
-                    *(help.values_of(self.first) if self.first else []),
-                    *settings,
-                    *(f"{option.name}=" for option in self.declared if not option.switch),
-                ]
-            ),
+            shell_complete=output.completed(known),
         )
         super().__init__(
             name.replace("_", "-"),
@@ -330,7 +323,7 @@ class Verb(click.Command):
             params=[
                 *(_click_option(option) for option in self.declared if not option.positional),
                 *([_settings_option()] if self.is_configured else []),
-                help.HELP_ALL,
+                output.HELP_ALL,
                 words,
             ],
             help=function.__doc__,
@@ -352,17 +345,17 @@ class Verb(click.Command):
             error.ctx = error.ctx or ctx  # click leaves it out of an option without its value
             if not isinstance(error, click.NoSuchOption):
                 raise
-            if (right := help.right_options(self, args)) is None:
+            if (right := output.right_options(self, args)) is None:
                 raise
             wrong = f"clew {self.name} has no option {error.option_name}"
-            raise help.answered(wrong, right) from None
+            raise output.answered(wrong, right) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the short help, or all options."""
-        if ctx.meta.get(help.HELP_ALL.name):
+        if ctx.meta.get(output.HELP_ALL.name):
             super().format_options(ctx, formatter)
         else:
-            help.write_short_help(self, formatter)
+            output.write_short_help(self, formatter)
 
 
 def _is_no_value(option: DeclaredOption, following: str) -> bool:
@@ -381,8 +374,8 @@ def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int 
 
 def _click_option(option: DeclaredOption) -> click.Option:
     settings: dict[str, Any] = {"default": "", "help": option.text, "hidden": option.hidden}
-    settings |= {"metavar": help.type_of(option)} if not option.switch else {}
-    settings["shell_complete"] = help.completed(help.values_of(option))
+    settings |= {"metavar": output.type_of(option)} if not option.switch else {}
+    settings["shell_complete"] = output.completed(output.values_of(option))
     if option.switch:
         settings |= {"is_flag": True, "flag_value": "true"}
     elif option.alone:

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew import names
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
 from clew.cli.output import in_json, tell
 from clew.config.data import ImportSettings
-from clew.errors import UsageError, counted, described, printable
+from clew.errors import UsageError, counted, extra, printable, refusing
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -43,8 +43,7 @@ class DataOptions(Configured, ImportSettings):
     output_dir: Path | None = None
     """With FILES: new folder for the data set that is made of them."""
 
-    @model_validator(mode="after")
-    def _belong_together(self) -> Self:
+    def _check(self) -> None:
         if self.sources and (self.config or self.name or self.triples):
             raise ValueError("FILES or --kgx is given with --config, --name or --train; give one")
         if self.sources and self.pack is not None:
@@ -57,7 +56,6 @@ class DataOptions(Configured, ImportSettings):
             raise ValueError(f"{dashed(only[0])} is given without FILES or --kgx; these need it")
         if self.triples and not self.train:
             raise ValueError("--valid or --test is given without --train; give --train too")
-        return self
 
     @property
     def sources(self) -> list[Path]:
@@ -166,10 +164,8 @@ class RunList:
         if not self.runs:
             return "no such run"
         rows = [asdict(run) for run in self.runs]
-        lines = [
-            [key.replace("_", " ") for key in rows[0]],
-            *(list(map(printable, row.values())) for row in rows),
-        ]
+        lines = [[key.replace("_", " ") for key in rows[0]]]
+        lines += [list(map(printable, row.values())) for row in rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         note = ["there are more; --limit shows more of them"] if self.more else []
@@ -257,20 +253,16 @@ def ui(options: UiOptions) -> int:
     from clew.processes import PARENT_VARIABLE, run_child
     from clew.runs.store import tracking_uri
 
-    if find_spec("streamlit") is None:
-        raise UsageError(
-            "the package streamlit is not installed; install it with pip install 'clew[ui]'"
-        )
+    with extra("ui"):
+        if find_spec("streamlit") is None:
+            raise ModuleNotFoundError(name="streamlit")
     port, address, base_path = str(options.port), options.address, options.base_path.strip("/")
+    wrong = f"--port {port} at {address} cannot be used"
+    advice = "; if a dashboard is already running there, open it, else give another --port"
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with refusing(wrong, OSError, UnicodeError, advice=advice, error=UsageError):
             probe.bind((address, options.port))
-        except (OSError, UnicodeError) as error:
-            raise UsageError(
-                f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
-                "is already running there, open it, else give another --port"
-            ) from None
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", port, "--server.address", address]
     command += ["--server.baseUrlPath", base_path] if base_path else []

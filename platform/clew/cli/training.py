@@ -24,6 +24,7 @@ from clew.cli.output import BEATING, in_json, is_main_process, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, SearchBudget
 from clew.errors import ConfigError, ProtectedStop, harmless
+from clew.files import write_json
 from clew.names import NEWEST
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def train(options: TrainOptions) -> int:
     if not is_main_process():
         return 0
     if options.result_file:
-        content = json.dumps(dataclasses.asdict(result))
-        options.result_file.write_text(content, encoding="utf-8")
+        write_json(options.result_file, dataclasses.asdict(result))
     tell(result.table(everything=options.all))
     is_unsent = result.run_id is not None and (spool_root() / result.run_id).exists()
     # A study that reads the file goes on with the result.
@@ -102,8 +102,7 @@ def import_(options: ImportOptions) -> None:
     other = read_other_model(path, options.names or path.parent, given, options.norm)
     settings = other.settings | {"training.num_epochs": 1} | given
     config = options.model_copy(update={"overrides": settings}).configuration()
-    result = train(config, output_dir=options.output_dir, imported=other)
-    tell(result.table())
+    tell(train(config, output_dir=options.output_dir, imported=other).table())
 
 
 def _resumed(options: TrainOptions) -> "FindPoint":
@@ -153,16 +152,15 @@ class PlanOptions(ConfigOptions, Printed):
 @command(PlanOptions, 'clew plan small_32k batch_size=2 device="H100 80GB"')
 def plan(options: PlanOptions) -> None:
     """Predict the memory that training needs. Also shows what other settings would save."""
-    from clew.workflows.plan import DataSizes
-    from clew.workflows.plan import plan as workflow
+    from clew.workflows import plan as workflow
 
     channels, height, width = map(int, (options.frame_shape or "0x0x0").split("x"))
-    result = workflow(
+    result = workflow.plan(
         options.configuration(),
         device=options.device or None,
         memory_gib=options.memory_gib,
         world_size=options.num_processes,
-        sizes=DataSizes(
+        sizes=workflow.DataSizes(
             **options.model_dump(include={"num_entities", "num_relations", "vocabulary_size"}),
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
@@ -180,8 +178,7 @@ def tune(options: TuneOptions) -> None:
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from clew.workflows.tune import TuneRequest
-    from clew.workflows.tune import tune as workflow
+    from clew.workflows import tune as workflow
 
     if "CLEW_LOG_LEVEL" not in os.environ and not options.verbose:
         logging.getLogger("clew").setLevel(logging.WARNING)  # one line per trial is enough,
@@ -189,7 +186,7 @@ def tune(options: TuneOptions) -> None:
             for name in ("clew.training.reports", "clew.cli.output"):
                 logging.getLogger(name).setLevel(logging.INFO)
     own = options.model_dump(include=set(SearchBudget.model_fields))
-    request = TuneRequest(config=options.configuration(), **own)
+    request = workflow.TuneRequest(config=options.configuration(), **own)
     layout = "search: {percentage:3.0f}% of {total:g} minutes |{bar}| {postfix}"
     with (
         logging_redirect_tqdm(),
@@ -204,7 +201,7 @@ def tune(options: TuneOptions) -> None:
             bar.set_postfix_str(found, refresh=False)
             bar.update(min(seconds / 60, options.minutes) - bar.n)
 
-        result = workflow(request, cluster=options, say=say, progress=show)
+        result = workflow.tune(request, cluster=options, say=say, progress=show)
     tell(result.table())
 
 

@@ -1,9 +1,10 @@
 """The base class of every section of the configuration."""
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -23,17 +24,21 @@ class Section(BaseModel):
             raise ValueError("expected valid Unicode text without NUL characters")
         return value
 
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Refuse, by a ValueError, values that do not fit together."""
+
 
 def can_be_written(text: str) -> bool:
     """Return whether a text can be encoded as UTF-8.
 
     Text from JSON or from command-line arguments can contain unpaired surrogates, which cannot.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not re.search("[\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,4 @@ COMMAS = BeforeValidator(lambda given: given.split(",") if isinstance(given, str
 TRAIN_FLAG = Flag(("train", "plan"))
 EXPLAIN_FLAG = Flag(("tracin", "batch_tracin"))
 FILTER_FLAG = Flag(("batch_tracin",))
+NO_CLEANUP = "disable_memory_cleanup"

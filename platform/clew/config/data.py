@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew.config.base import TRAIN_FLAG, Section
 from clew.config.image_sequences import ImageSequenceData
@@ -86,8 +86,7 @@ class TripleData(ImportSettings):
     def source(self) -> str:
         return self.name or self.path or self.train or self.packed or ""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "TripleData":
+    def _check(self) -> None:
         keys = ("name", "path", "train", "packed")
         given = [f"data.{key}" for key in keys if getattr(self, key) is not None]
         if len(given) != 1:
@@ -110,7 +109,6 @@ class TripleData(ImportSettings):
                     f"data.{key} is given, but {given[0]} has its own splits and ids; leave "
                     f"data.{key} out, or give it to clew data"
                 )
-        return self
 
 
 class TokenData(Section):
@@ -153,8 +151,7 @@ class TokenData(Section):
     def source(self) -> str:
         return self.name or self.dataset or self.packed or ""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "TokenData":
+    def _check(self) -> None:
         if self.name is not None and self.dataset is not None:
             raise ValueError("data.name and data.dataset are both given; give one of them")
         if not self.source:
@@ -167,7 +164,6 @@ class TokenData(Section):
                 f"valid_fraction {self.valid_fraction} + test_fraction {self.test_fraction} leave "
                 "nothing to train on; their sum must be below 1"
             )
-        return self
 
 
 def looked_up_in(folder: str, data: "DataConfig") -> "DataConfig":

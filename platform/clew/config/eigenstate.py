@@ -90,8 +90,7 @@ class EigenstateLMModel(Section):
     def gates(self) -> int:
         return self.num_gates or self.d_model
 
-    @model_validator(mode="after")
-    def _sizes_divide(self) -> "EigenstateLMModel":
+    def _check(self) -> None:
         if self.num_eigenstates % self.num_heads:
             raise ValueError(
                 f"num_eigenstates is {self.num_eigenstates}, not a multiple of num_heads "
@@ -107,4 +106,3 @@ class EigenstateLMModel(Section):
                 f"further_tokens is {self.further_tokens}, but max_seq_len is {self.max_seq_len}; "
                 "set further_tokens below max_seq_len"
             )
-        return self

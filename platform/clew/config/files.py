@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from clew.errors import ConfigError, described, printable, quoted, valid_names
+from clew.errors import ConfigError, described, printable, quoted, refusing, valid_names
 from clew.files import expanded
 
 logger = logging.getLogger(__name__)
@@ -74,13 +74,10 @@ MAX_DEPTH = 50
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that contains one mapping."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
+    wrong = f"{path}: cannot be read as UTF-8 text"
+    refused = refusing(wrong, OSError, UnicodeDecodeError, error=ConfigError)
+    with refused, path.open(encoding="utf-8") as file:
+        text = file.read(MAX_CHARACTERS + 1)
     try:
         content = parse_yaml(text)
     except ConfigError as error:
@@ -102,25 +99,21 @@ def parse_yaml(text: str) -> Any:
         if _size(node, {}) > MAX_NODES:
             raise ConfigError(f"aliases (*name) expand to more than {MAX_NODES:,} values")
         return loader.construct_document(node)
+    except ConfigError:
+        raise
     except yaml.YAMLError as error:
-        said = printable(" ".join(str(error).split()))
-        raise ConfigError(f"not valid YAML ({said[:300]})") from None
+        said = printable(" ".join(str(error).split()))[:300]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        if isinstance(error, ConfigError):
-            raise
         # The constructors of dates, numbers and tags raise these for a text that is not one.
-        raise ConfigError(
-            f"not valid YAML (a value does not fit its type: {described(error)})"
-        ) from None
+        said = f"a value does not fit its type: {described(error)}"
+    raise ConfigError(f"not valid YAML ({said})")
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = MAX_NODES  # a node that contains itself would expand forever
         children = node.value if isinstance(node, yaml.CollectionNode) else []
-        inner = (
-            part for child in children for part in (child if type(child) is tuple else [child])
-        )
+        inner = (n for child in children for n in (child if type(child) is tuple else [child]))
         known[id(node)] = 1 + sum(_size(part, known) for part in inner)
     return known[id(node)]
 
@@ -148,8 +141,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 continue
             key = key_node.value
             if key in seen:
-                raise ConfigError(
-                    f"line {line}: key {quoted(key)} is given twice; keep one of them"
-                )
+                raise ConfigError(f"line {line}: key {quoted(key)} is given twice; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -6,7 +6,7 @@ To add a graph model, add a class here, list it in `GraphModelConfig`, and put i
 
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew.config.base import TRAIN_FLAG, Section
 
@@ -95,8 +95,7 @@ class ConvEModel(GraphModelSettings):
         columns = self.width - self.kernel_width + 1
         return self.output_channels * rows * columns
 
-    @model_validator(mode="after")
-    def _shapes_fit(self) -> "ConvEModel":
+    def _check(self) -> None:
         if self.height * self.width != self.embedding_dim:
             raise ValueError(
                 f"embedding_height {self.height} x embedding_width {self.width} = "
@@ -111,7 +110,6 @@ class ConvEModel(GraphModelSettings):
                 f"relation, {self.width} columns); choose a smaller kernel or another "
                 "embedding_height"
             )
-        return self
 
 
 class PlainModel(GraphModelSettings):
@@ -245,7 +243,5 @@ GraphModelConfig = (
     | RotatEModel
     | RotEModel
 )
-GRAPH_MODELS = tuple(
-    str(model.model_fields["kind"].default) for model in get_args(GraphModelConfig)
-)
+GRAPH_MODELS = tuple(str(m.model_fields["kind"].default) for m in get_args(GraphModelConfig))
 """Every `kind` of graph model; the first is the default."""

@@ -68,8 +68,7 @@ class ImageSequenceData(Section):
     def source(self) -> str:
         return self.name or self.path or ""
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> "ImageSequenceData":
+    def _check(self) -> None:
         if (self.name is None) == (self.path is None):
             given = "both" if self.name is not None else "neither"
             raise ValueError(
@@ -91,7 +90,6 @@ class ImageSequenceData(Section):
                 f"validation_group is {quoted(self.validation_group)}, but hold_out_validation is "
                 "false; leave one of them out"
             )
-        return self
 
 
 class SequenceRegressionModel(Section):
@@ -153,8 +151,7 @@ class SequenceRegressionModel(Section):
                 f"graph of {num_frames * rows * columns:,} patches; the limit is {MAX_NODES:,}"
             )
 
-    @model_validator(mode="after")
-    def _sizes_divide(self) -> "SequenceRegressionModel":
+    def _check(self) -> None:
         if self.normalization == "group":
             for size in self.channels:
                 if size % self.norm_groups:
@@ -167,4 +164,3 @@ class SequenceRegressionModel(Section):
                 f"the last of channels is {self.width}, not a multiple of 2 x heads = "
                 f"{2 * self.heads}; choose sizes that divide"
             )
-        return self

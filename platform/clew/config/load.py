@@ -115,10 +115,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
     If the `kind` of a section is overridden, only the file's keys that the new kind has are kept.
     Training triples or text given as a file replace a named data set, and vice versa.
     """
-    merged = {
-        name: dict(values) if isinstance(values, Mapping) else values
-        for name, values in content.items()
-    }
+    merged = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
     is_graph = task_of(merged, overrides) == "triples"
     for key, value in overrides.items():
         section, _, name = key.partition(".")
@@ -127,9 +124,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
             raise ConfigError(f"{quoted(key)[1:-1]}: no section {quoted(section)}; {known}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ConfigError(
-                f"{section} is {quoted(target)}; expected keys such as {quoted(name)}"
-            )
+            raise ConfigError(f"{section} is {quoted(target)}; expected keys like {quoted(name)}")
         if not name:
             raise ConfigError(
                 f"{section} is {quoted(value)}; give each setting with its own key, such as "

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew.config.base import TRAIN_FLAG, Section
 
@@ -60,14 +60,12 @@ class OneVsAllLoss(EntityLoss):
     `training.batch_size` is then the number of rows. A value above 1 needs softmax cross entropy.
     """
 
-    @model_validator(mode="after")
-    def _groups_need_softmax(self) -> "OneVsAllLoss":
+    def _check(self) -> None:
         if self.triples_per_row > 1 and self.function != "softmax_cross_entropy":
             raise ValueError(
                 f"triples_per_row is {self.triples_per_row}, but function is {self.function}; set "
                 "function to softmax_cross_entropy, or leave triples_per_row out"
             )
-        return self
 
 
 class KvsAllLoss(EntityLoss):

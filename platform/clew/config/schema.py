@@ -87,8 +87,7 @@ class RunConfig(Section):
             _fill(filled, section, values)
         return filled
 
-    @model_validator(mode="after")
-    def _sections_fit(self) -> "RunConfig":
+    def _check(self) -> None:
         needs_evaluation = {
             "schedule.kind=plateau": self.schedule.kind == "plateau",
             "training.early_stopping_patience": self.training.early_stopping_patience is not None,
@@ -122,7 +121,6 @@ class RunConfig(Section):
             if isinstance(self.model, SequenceRegressionModel):
                 self.model.check_graph(self.data.temporal_frames)
         check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
-        return self
 
     def _refuse_terms_without_factors(self, loss: EntityLoss) -> None:
         if loss.needs_factorization and not isinstance(self.model, FactorizationSettings):

@@ -1,11 +1,11 @@
 """Sections `evaluation`, `influence` and `tracking`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
+from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, NO_CLEANUP, Flag, Section
 from clew.errors import masked
 from clew.names import maximizes
 
@@ -109,9 +109,7 @@ class InfluenceConfig(Section):
     """Half-precision type; `auto`: float16 on a GPU, bfloat16 on the CPU."""
     use_gradient_checkpointing: Annotated[bool, EXPLAIN_FLAG] = False
     """Recompute feature maps for the backward pass instead of keeping them."""
-    enable_memory_cleanup: Annotated[
-        bool, Flag(EXPLAIN_FLAG.verbs, off="disable_memory_cleanup")
-    ] = True
+    enable_memory_cleanup: Annotated[bool, Flag(EXPLAIN_FLAG.verbs, off=NO_CLEANUP)] = True
     """Return cached memory to the driver regularly (GPU only; results do not change)."""
     use_last_layers_only: Annotated[bool, EXPLAIN_FLAG] = False
     """Use only the parameters of the last layers: faster, but a different, coarser score."""
@@ -133,14 +131,12 @@ class InfluenceConfig(Section):
         """Whether scores are derivatives through training steps, not sums over checkpoints."""
         return self.score in {"unrolled", "tuned"}
 
-    @model_validator(mode="after")
-    def _check_seeds(self) -> Self:
+    def _check(self) -> None:
         if self.seeds > 1 and self.goes_through_steps:
             raise ValueError(
                 f"seeds is {self.seeds}, but score {self.score} explains one run; leave seeds at "
                 "1, or choose another score"
             )
-        return self
 
 
 class ValidationRequest(Section):

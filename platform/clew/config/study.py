@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew.config.base import Section
 from clew.config.files import find, read_yaml, spaces, studies
@@ -78,8 +78,7 @@ class Study(Section):
     def reference(self) -> str:
         return next(iter(self.variants))
 
-    @model_validator(mode="after")
-    def _variants_differ(self) -> "Study":
+    def _check(self) -> None:
         keys = [metric_name(variant) for variant in self.variants]
         for variant, key in zip(self.variants, keys, strict=True):
             if not key or keys.count(key) > 1 or len(key) > MOST_CHARACTERS:
@@ -87,10 +86,6 @@ class Study(Section):
                     f"variants: {quoted(variant)} is no name for metrics; expected letters or "
                     f"digits, at most {MOST_CHARACTERS} characters, and for each variant another"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _command_fits(self) -> "Study":
         if (self.command == "tracin") != (self.tests is not None):
             raise ValueError("command: tracin and tests: FILE go together; give both or neither")
         for variant, settings in self.variants.items() if self.tests else ():
@@ -100,7 +95,6 @@ class Study(Section):
                         f"variant {quoted(variant)} sets {key}, but all variants of a tracin study "
                         f"explain one model: set {INFLUENCE_PREFIX}* there, the rest in overrides"
                     )
-        return self
 
     def sized(self, size: str) -> "Study":
         """Return the study at one of its sizes."""
@@ -180,14 +174,13 @@ class Parameter(Section):
     choices: tuple[Value, ...] | None = Field(default=None, min_length=2)
     """Values without an order, such as the kinds of optimizers."""
 
-    @model_validator(mode="after")
-    def _is_choices_or_range(self) -> "Parameter":
+    def _check(self) -> None:
         if self.choices is not None:
             if self.model_fields_set != {"choices"}:
                 raise ValueError("give choices, or low and high, not both")
             if len({repr(value) for value in self.choices}) < len(self.choices):
                 raise ValueError("a choice is given twice; keep one of them")
-            return self
+            return
         if self.low is None or self.high is None:
             raise ValueError("give low and high, or choices")
         if self.low >= self.high:
@@ -201,7 +194,6 @@ class Parameter(Section):
             raise ValueError(
                 f"high {self.high:g} is not low {self.low:g} plus whole steps of {self.step:g}"
             )
-        return self
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer
 
-from clew.config.base import TRAIN_FLAG, Flag, Section
+from clew.config.base import NO_CLEANUP, TRAIN_FLAG, Flag, Section
 
 AUTO_BATCH_SIZE = 0
 """The number that represents `training.batch_size: auto`."""
@@ -91,8 +91,7 @@ class TrainingConfig(Section):
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes are started; unset: the default of the system."""
 
-    @model_validator(mode="after")
-    def _workers_fit(self) -> "TrainingConfig":
+    def _check(self) -> None:
         if self.num_workers == 0:
             for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context"):
                 if getattr(self, name):
@@ -100,10 +99,6 @@ class TrainingConfig(Section):
                         f"{name} is {getattr(self, name)!r}, but num_workers is 0; "
                         f"give num_workers 1 or more, or leave {name} out"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _batch_sizes_fit(self) -> "TrainingConfig":
         automatic = self.batch_size == AUTO_BATCH_SIZE
         if self.effective_batch_size is not None and not automatic:
             raise ValueError(
@@ -115,7 +110,6 @@ class TrainingConfig(Section):
                 f"batch_size is auto and gradient_accumulation is {self.gradient_accumulation}; "
                 "give effective_batch_size, the number of examples in one optimizer step"
             )
-        return self
 
 
 class OptimizationsConfig(Section):
@@ -128,9 +122,7 @@ class OptimizationsConfig(Section):
     """Half-precision type, instead of the automatic choice."""
     use_gradient_checkpointing: Annotated[bool, TRAIN_FLAG] = False
     """Recompute activations in the backward pass instead of keeping them."""
-    enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off="disable_memory_cleanup")] = (
-        True
-    )
+    enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off=NO_CLEANUP)] = True
     """Delete references early and return cached memory to the driver regularly."""
     memory_cleanup_interval_steps: int = Field(default=8, ge=1)
     """Optimizer steps between two returns of cached memory to the driver."""

@@ -45,8 +45,7 @@ def train_in_child(
         command += ["--tags", json.dumps(dict(tags or {}))]
         threads = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
         _run(command, "training", threads, started)
-        content = json.loads(result.read_text(encoding="utf-8"))
-        return TrainResult(**content)
+        return TrainResult(**json.loads(result.read_text(encoding="utf-8")))
 
 
 def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:

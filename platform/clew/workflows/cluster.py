@@ -16,7 +16,7 @@ from platform import python_version
 from typing import Any
 
 from clew.config.services import ClusterRequest
-from clew.errors import ClewError, ClusterError, described
+from clew.errors import ClewError, ClusterError, described, refusing
 from clew.files import DATA_VARIABLE
 from clew.runs.hardware import Machine, describe_machine, num_cores
 from clew.runs.store import SQLITE_PREFIX, tracking_uri
@@ -155,16 +155,14 @@ def _connected(address: str, *, shows_output: bool) -> Any:
     if address not in (LOCAL, AUTO) and not (host and port.isdecimal()):
         raise ClusterError(f"--cluster is {address!r}; expected HOST:PORT, {AUTO} or {LOCAL}")
     own: dict[str, Any] = {"num_cpus": num_cores(), "object_store_memory": LOCAL_STORE_BYTES}
+    wrong, kinds = f"the cluster {address} cannot be reached", (RuntimeError, ValueError, OSError)
+    advice = "; give HOST:PORT of its head (ray start --head) and run this on one of its nodes, or "
     try:
-        if host:  # Ray itself would try for minutes
-            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        started = own | {"include_dashboard": False} if address == LOCAL else {}
-        ray.init(address, **started, log_to_driver=shows_output, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise ClusterError(
-            f"the cluster {address} cannot be reached ({described(error)}); give HOST:PORT of its "
-            "head (ray start --head) and run this on one of its nodes, or give local"
-        ) from None
+        with refusing(wrong, *kinds, advice=f"{advice}give local", error=ClusterError):
+            if host:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+            started = own | {"include_dashboard": False} if address == LOCAL else {}
+            ray.init(address, **started, log_to_driver=shows_output, configure_logging=False)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -204,13 +202,9 @@ def _carry_out(
     (expected, folder, environment), host = conditions, socket.gethostname()
     if _code() != expected:
         raise ClusterError(f"{host} runs {_code()}, the command {expected}; install the same there")
-    try:
+    advice = "; nodes need the same folders as the command, for example on a shared file system"
+    with refusing(f"no such folder on {host}", OSError, advice=advice, error=ClusterError):
         os.chdir(folder)
-    except OSError as error:
-        raise ClusterError(
-            f"{folder}: {error.strerror} on {host}; nodes need the same folders as the command, "
-            "for example on a shared file system"
-        ) from None
     os.environ.update(environment)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")

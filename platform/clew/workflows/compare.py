@@ -5,7 +5,6 @@ with a cluster, on one of its nodes.
 """
 
 import hashlib
-import json
 import logging
 import shlex
 import statistics
@@ -19,7 +18,7 @@ from clew import names
 from clew.config.services import ClusterRequest, TrackingConfig
 from clew.config.study import Study, metric_name
 from clew.errors import ClewError, Interrupted, UsageError, counted, printable, similar_name
-from clew.files import expanded, working_folder, write_whole
+from clew.files import expanded, working_folder, write_json, write_whole
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
@@ -34,6 +33,7 @@ from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.evaluate import as_note
 from clew.workflows.outputs import check_file
 from clew.workflows.subjects import data_fingerprint
+from clew.workflows.training_run import open_other_run
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +67,6 @@ class StudyReport:
     run_ids: list[str]
     nodes: tuple[Machine, ...] = ()
     """On a cluster, the machines that the cells ran on, instead of this one."""
-
-    @property
-    def has_gpu(self) -> bool:
-        return any(machine.gpus for machine in self.nodes or (self.machine,))
 
     @property
     def machines(self) -> str:
@@ -120,7 +116,7 @@ class StudyReport:
             "date": self.date,
             "commit": self.commit,
             "machine": self.machines,
-            "has_gpu": self.has_gpu,
+            "has_gpu": any(machine.gpus for machine in self.nodes or (self.machine,)),
             "torch": self.machine.torch,
             "method": METHOD,
             "reference": self.study.reference,
@@ -227,15 +223,10 @@ def compare(
     if obstacle:
         logger.warning("%s", obstacle)
     data = fingerprints(study)
-    tracking = study.config(study.reference, study.seeds[0]).tracking
+    config, tags = study.config(study.reference, study.seeds[0]), {names.TAG_STUDY: study.name}
     with (
         opened_cluster(cluster, shows_output=True) as nodes,
-        open_tracker(
-            TrackingConfig(experiment=tracking.experiment),
-            kind=names.KIND_COMPARE,
-            run_name=study.name,
-            tags={names.TAG_STUDY: study.name},
-        ) as tracker,
+        open_other_run(config, names.KIND_COMPARE, study.name, tags) as tracker,
     ):
         forth = list(study.variants)
         turns = [
@@ -262,7 +253,7 @@ def compare(
         said = of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
         tracker.tags(as_note(said))
     if output is not None and not obstacle:
-        write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
+        write_json(output, report.as_dict())
     yield from said
     yield from ["", *report.markdown()] if everything else []
 
@@ -298,22 +289,17 @@ def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -
         machine=describe_machine(),
         commit=git_commit() or "unknown",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        problems=[
-            f"{cell.variant}, seed {cell.seed}: {cell.problem}" for cell in cells if cell.problem
-        ],
+        problems=[f"{c.variant}, seed {c.seed}: {c.problem}" for c in cells if c.problem],
         run_ids=[cell.run_id for cell in cells if cell.run_id],
         nodes=nodes,
     )
 
 
 def _store(report: StudyReport, tracker: Tracker) -> None:
-    with working_folder("study") as name:
-        folder = name / "study"
-        folder.mkdir()
-        content = json.dumps(report.as_dict(), indent=1)
-        (folder / "study.json").write_text(content, encoding="utf-8")
-        (folder / "study.md").write_text("\n".join([*report.markdown(), ""]), encoding="utf-8")
-        tracker.artifact(folder)
+    with working_folder("study") as work:
+        write_json(work / "study" / "study.json", report.as_dict())
+        write_whole(work / "study" / "study.md", "\n".join([*report.markdown(), ""]))
+        tracker.artifact(work / "study")
         tracker.metrics(report.ratios(), step=0)
 
 

@@ -77,13 +77,12 @@ def pack_data(settings: DataConfig, path: Path) -> str:
             "data set first: clew data FILE --output-dir FOLDER"
         )
     graph = pack_graph(name, files, path)
-    counts = {split: len(graph.split(split)) for split in SPLITS}
     summary = {
         "name": graph.name,
         "fingerprint": graph.fingerprint,
         "entities": graph.num_entities,
         "relations": graph.num_relations,
-        **{f"triples of {split}": count for split, count in counts.items()},
+        **{f"triples of {split}": len(graph.split(split)) for split in SPLITS},
     }
     return f"{_lines(summary)}\ntrain on it: clew train data.packed={as_typed(path)}"
 

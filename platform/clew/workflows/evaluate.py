@@ -20,13 +20,7 @@ import numpy as np
 from clew import names
 from clew.errors import ConfigError, DataError, printable
 from clew.files import as_typed, working_folder
-from clew.link_prediction.given_negatives import (
-    classification_quality,
-    fit_thresholds,
-    rank_given,
-    read_given_negatives,
-    score_triples,
-)
+from clew.link_prediction import given_negatives
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.query_scores import QueryScores
 from clew.link_prediction.task import LinkPrediction
@@ -39,8 +33,6 @@ from clew.workflows.subjects import SUBJECTS
 from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
-
-SPLITS = ("valid", "test")
 
 
 @dataclass(frozen=True)
@@ -62,24 +54,17 @@ class EvaluateResult:
 
 def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) -> EvaluateResult:
     """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`."""
-    if split not in SPLITS:
-        raise ConfigError(f"split is {split!r}; expected {' or '.join(SPLITS)}")
+    if split not in ("valid", "test"):
+        raise ConfigError(f"split is {split!r}; expected valid or test")
     with open_model(model) as source:
         loaded = load_source(source)
         began = time.perf_counter()
         against = measure_against(loaded, negatives, split) if negatives else {}
         metrics = measure(loaded, source, split) | against | measure_seen(loaded, split)
         seconds = time.perf_counter() - began
-        with (
-            linked_run(
-                source,
-                loaded,
-                f"evaluate {loaded.task.dataset} {split}",
-                kind=names.KIND_EVALUATE,
-                context="evaluation",
-            ) as tracker,
-            working_folder("evaluation") as folder,
-        ):
+        name, of = f"evaluate {loaded.task.dataset} {split}", names.KIND_EVALUATE
+        run = linked_run(source, loaded, name, kind=of, context="evaluation")
+        with run as tracker, working_folder("evaluation") as folder:
             step = source.manifest.step
             tracker.metrics({names.TIME_EVALUATION_SECONDS: seconds, **metrics}, step)
             report = folder / names.ARTIFACT_EVALUATION
@@ -99,8 +84,7 @@ def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, f
     metrics = loaded.metrics(split)
     if not metrics:
         raise DataError(
-            f"{source.title}: its data set {loaded.task.dataset} has no {split} examples; evaluate "
-            "another split"
+            f"{source.title}: {loaded.task.dataset} has no {split} examples; evaluate another split"
         )
     bad = [key for key, value in metrics.items() if not math.isfinite(value)]
     if bad:
@@ -117,8 +101,8 @@ def measure_seen(loaded: LoadedModel, split: str) -> dict[str, float]:
     if not task.inverse_relations or not len(triples):
         return {}
     known = FilterIndex.of_questions(graph, triples)
-    scores = QueryScores(model.cpu(), graph.num_relations, known)
-    return _named(split, names.SEEN, scores.rank_seen(triples, graph.train).quality())
+    ranks = QueryScores(model.cpu(), graph.num_relations, known).rank_seen(triples, graph.train)
+    return _named(split, names.SEEN, ranks.quality())
 
 
 def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[str, float]:
@@ -132,13 +116,12 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     if negatives.is_dir():
         if split != "test":
             raise ConfigError(
-                "split is valid, but the thresholds of triple classification are chosen on it; "
-                "evaluate test"
+                "split is valid, on which triple classification chooses thresholds; evaluate test"
             )
         return _classify(task, model, negatives)
     graph = task.graph
-    given = read_given_negatives(negatives, graph.entities, graph.relations)
-    ranks = rank_given(model, given, graph.num_relations)
+    given = given_negatives.read_given_negatives(negatives, graph.entities, graph.relations)
+    ranks = given_negatives.rank_given(model, given, graph.num_relations)
     return _named(split, names.GIVEN, ranks.quality())
 
 
@@ -154,11 +137,11 @@ def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str
         if not path.is_file():
             raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")
         triples = np.concatenate([true, read_triples(path, graph.entities, graph.relations)])
-        scores = score_triples(model, triples, graph.num_relations)
+        scores = given_negatives.score_triples(model, triples, graph.num_relations)
         scored[name] = scores, np.arange(len(triples)) < len(true), triples[:, RELATION]
-    thresholds = fit_thresholds(*scored["valid"], graph.num_relations)
+    thresholds = given_negatives.fit_thresholds(*scored["valid"], graph.num_relations)
     scores, is_true, relation = scored["test"]
-    quality = classification_quality(scores >= thresholds[relation], is_true)
+    quality = given_negatives.classification_quality(scores >= thresholds[relation], is_true)
     return _named("test", names.CLASSIFICATION, quality)
 
 
@@ -201,12 +184,7 @@ def quality(task: Any, kind: str, metrics: Mapping[str, float]) -> list[str]:
 
 
 def verdict_of_training(
-    task: Any,
-    kind: str,
-    metrics: Mapping[str, float],
-    *,
-    run_id: str | None,
-    output_dir: Path | None,
+    task: Any, kind: str, metrics: dict[str, float], *, run_id: str | None, output_dir: Path | None
 ) -> list[str]:
     """Return the verdict on a training run, in at most seven lines."""
     lines = quality(task, kind, metrics)

@@ -18,7 +18,6 @@ With a format, only the embeddings are written, for both tables:
 """
 
 import importlib
-import json
 import logging
 import re
 import warnings
@@ -37,7 +36,7 @@ from torch.export import ExportedProgram
 from clew import __version__
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError, described, extra
-from clew.files import write_whole
+from clew.files import write_json, write_whole
 from clew.link_prediction.models.base import EntityScorer, GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import ModelSource, open_model
@@ -146,12 +145,12 @@ def export(
             name: export_program(network, output_dir / name, write)
             for name, write in writers.items()
         }
-        _write_summary(output_dir / SUMMARY_FILE, source, programs)
+        write_json(output_dir / SUMMARY_FILE, _summary(source, programs))
         return ExportResult(output_dir, source.title, files, programs)
 
 
-def _write_summary(path: Path, source: ModelSource, programs: Mapping[str, ProgramCheck]) -> None:
-    content = {
+def _summary(source: ModelSource, programs: Mapping[str, ProgramCheck]) -> dict[str, object]:
+    return {
         "model": source.title,
         "task": source.manifest.task,
         "run_id": source.run_id,
@@ -164,7 +163,6 @@ def _write_summary(path: Path, source: ModelSource, programs: Mapping[str, Progr
         "inputs": INPUTS,
         "outputs": OUTPUTS,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def torch_program(program: ExportedProgram, path: Path) -> Scores:
@@ -206,8 +204,7 @@ def export_program(model: GraphModel, path: Path, write: Writer = torch_program)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 raises it in its own code
-            program = torch.export.export(module, examples[0], dynamic_shapes=shapes)
-            loaded = write(program, path)
+            loaded = write(torch.export.export(module, examples[0], dynamic_shapes=shapes), path)
         pairs = [(loaded(*inputs), module(*inputs)) for inputs in examples]
     except Exception as error:  # torch raises many types of error for models it cannot export
         path.unlink(missing_ok=True)
@@ -231,13 +228,12 @@ def words_of(name: str, table: pa.Table) -> list[str]:
         DataError: Two of them are equal.
     """
     names = (re.sub(r"\s+", "_", given.strip()) for given in table["name"].to_pylist())
-    has_ends = "inverse" in table.column_names
-    ends = table["inverse"].to_pylist() if has_ends else [False] * len(table)
+    has_inverses = "inverse" in table.column_names
+    ends = table["inverse"].to_pylist() if has_inverses else [False] * len(table)
     words = [word + "_inverse" * end for word, end in zip(names, ends, strict=True)]
     if len(set(words)) < len(words):
         raise DataError(
-            f"two {name} have one name in word2vec's format, which has no spaces in names; use "
-            "another format"
+            f"two {name} have one name in word2vec's format, without spaces; use another format"
         )
     return words
 

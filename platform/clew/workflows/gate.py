@@ -214,8 +214,7 @@ class Gate:
             tags |= self.calibration.tags()
         if self.improvement is not None:
             tags |= self.improvement.tags(self.metric)
-        found = {f"{names.TAG_METRIC_PREFIX}{k}": f"{v:.8g}" for k, v in self.metrics.items()}
-        return tags | found
+        return tags | {f"{names.TAG_METRIC_PREFIX}{k}": f"{v:.8g}" for k, v in self.metrics.items()}
 
     def card(self, uri: str) -> str:
         """Return a version's description: its model card, in Markdown."""
@@ -333,8 +332,7 @@ class Gate:
         try:
             return self._compare(title, self.champion)
         except (CheckpointError, DataError, KeyError) as error:
-            detail = f"{title} cannot be evaluated ({self._said(error)})"
-            return Check("champion", False, detail)
+            return Check("champion", False, f"{title} cannot be evaluated ({self._said(error)})")
 
     def _compare(self, title: str, version: RegisteredVersion) -> Check:
         own = self.candidate.manifest.data_fingerprint

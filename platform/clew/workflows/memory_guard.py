@@ -69,12 +69,8 @@ def predicted_memory(
         return {}
     logger.info("memory on %s: %s", kind, in_words(memory))
     if memory.total_gib > limit:
-        logger.warning(
-            "%.2f GiB will be needed on %s, but %.2f GiB are free: training will run out of memory",
-            memory.total_gib,
-            kind,
-            limit,
-        )
+        said = "%.2f GiB will be needed on %s, %.2f GiB are free: training will run out of memory"
+        logger.warning(said, memory.total_gib, kind, limit)
     return {names.PREDICTED_GIB: memory.total_gib}
 
 

@@ -21,13 +21,7 @@ from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import download_artifact
 from clew.subject import Subject
 from clew.training.checkpoints import AVERAGE_FILE, read_model
-from clew.training.manifest import (
-    MANIFEST_FILE,
-    MODEL_FILE,
-    CheckpointRecord,
-    Manifest,
-    read_manifest,
-)
+from clew.training.manifest import MODEL_FILE, CheckpointRecord, Manifest, read_manifest
 from clew.training.precision import resolve_device
 from clew.training.progress import last_step
 from clew.training.task import Task
@@ -96,13 +90,13 @@ def open_version(version: RegisteredVersion, folder: Path) -> ModelSource:
 def model_of(run: OpenedRun) -> ModelSource:
     """Return the best model of a run, after checking that its checkpoint is complete."""
     folder = run.best()
-    manifest = read_manifest(folder)
+    manifest, place = read_manifest(folder), folder / names.CHECKPOINT_MANIFEST
     if not (folder / MODEL_FILE).is_file():
         raise CheckpointError(f"{folder}: no {MODEL_FILE}; the checkpoint is incomplete")
-    config = trained_with(manifest, {}, source=str(folder / MANIFEST_FILE))
+    config = trained_with(manifest, {}, source=str(place))
     if manifest.task != TASK_KINDS[config.data.kind].task:
         raise CheckpointError(
-            f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which does not use "
+            f"{place}: the task is {quoted(manifest.task)}, which does not use "
             f"data of kind {config.data.kind}; use another checkpoint"
         )
     run_id = run.run_id or manifest.run_id or None
@@ -131,9 +125,7 @@ def recorded(source: ModelSource, name: str, work: Path) -> Path:
     if found is not None:
         return found
     if source.run_id is None:
-        raise CheckpointError(
-            f"{source.title}: {name} is not next to it; give the run's id instead"
-        )
+        raise CheckpointError(f"{source.title}: {name} is not next to it; give the run's id")
     return download_artifact(source.run_id, name, work)
 
 
@@ -170,8 +162,7 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
             data = data.model_copy(update={"inverse_relations": own.inverse_relations})
         source = replace(source, config=source.config.model_copy(update={"data": data}))
     task, device = own_task(source), device_of(source.config)
-    model = read_model(source.checkpoint, task.build_model)
-    return LoadedModel(task, model.to(device), device)
+    return LoadedModel(task, read_model(source.checkpoint, task.build_model).to(device), device)
 
 
 def own_task(source: ModelSource) -> Task[Any]:
@@ -188,10 +179,14 @@ def device_of(config: RunConfig) -> torch.device:
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:
     """Refuse data that differ from the model's training data."""
-    if fingerprint != source.manifest.data_fingerprint:
+    require_same_data(source.manifest, fingerprint, source.title, "restore the files as they were")
+
+
+def require_same_data(manifest: Manifest, fingerprint: str, title: str, advice: str) -> None:
+    if fingerprint != manifest.data_fingerprint:
         raise CheckpointError(
-            f"{source.title} was trained on data {source.manifest.data_fingerprint}, the data now "
-            f"has fingerprint {fingerprint}; restore the files as they were"
+            f"{title} was trained on data {manifest.data_fingerprint}, the data now has "
+            f"fingerprint {fingerprint}; {advice}"
         )
 
 

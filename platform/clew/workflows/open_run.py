@@ -15,12 +15,7 @@ from clew import names
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.files import working_folder
 from clew.runs.base import RegisteredVersion
-from clew.runs.reading.runs import (
-    download_artifact,
-    find_run,
-    list_artifact_folders,
-    list_artifacts,
-)
+from clew.runs.reading import runs
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -67,7 +62,7 @@ class OpenedRun:
             return next((path for path in found if os.path.lexists(path)), None)
         if name not in self._listed():
             return None
-        return download_artifact(self.run_id or "", name, self.work)
+        return runs.download_artifact(self.run_id or "", name, self.work)
 
     def best(self) -> Path:
         """Return the best checkpoint; of a registered version, its whole model folder."""
@@ -94,9 +89,9 @@ class OpenedRun:
         if self.folder is not None:
             is_checkpoint = (self.folder / MANIFEST_FILE).is_file()
             found = None if is_checkpoint else self.kept(names.ARTIFACT_BEST)
-        elif MANIFEST_FILE in list_artifacts(self.run_id or "", names.ARTIFACT_BEST):
+        elif MANIFEST_FILE in runs.list_artifacts(self.run_id or "", names.ARTIFACT_BEST):
             path = f"{names.ARTIFACT_BEST}/{MANIFEST_FILE}"
-            found = download_artifact(self.run_id or "", path, self.work).parent
+            found = runs.download_artifact(self.run_id or "", path, self.work).parent
         else:
             found = None
         return read_manifest(found) if found and (found / MANIFEST_FILE).is_file() else None
@@ -112,11 +107,9 @@ class OpenedRun:
                 "influence is a sum over them: train with tracking.log_checkpoints=true",
             )
         records = list_checkpoints(place)
-        if not records and self.folder is None:
-            raise CheckpointError(f"{self.title}: {place.name} is empty; train again")
         if not records:
             raise CheckpointError(
-                f"{self.folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as "
+                f"{self.title}: no checkpoints; expected folders with {MANIFEST_FILE}, such as "
                 "epoch-0005"
             )
         return records
@@ -127,7 +120,7 @@ class OpenedRun:
 
     def _listed(self) -> list[str]:
         try:
-            return list_artifacts(self.run_id or "")
+            return runs.list_artifacts(self.run_id or "")
         except TrackingError as error:
             if "/" in (run_id := self.run_id or "") or "." in run_id:
                 raise CheckpointError(f"{run_id}: no such folder; expected {EXPECTED}") from None
@@ -135,13 +128,13 @@ class OpenedRun:
 
     def _missing(self, what: str, advice: str) -> CheckpointError:
         """Return the error for a run without the artifact `what` of training runs."""
-        kind = find_run(self.run_id or "").tags.get(names.TAG_KIND, names.KIND_TRAIN)
+        kind = runs.find_run(self.run_id or "").tags.get(names.TAG_KIND, names.KIND_TRAIN)
         if kind != names.KIND_TRAIN:
             return CheckpointError(
                 f"{self.title} is of kind {kind}, which has no model; give the id of a training "
                 "run (`clew runs --kind train` lists them)"
             )
-        has = ", ".join(list_artifact_folders(self.run_id or "")) or "no artifacts"
+        has = ", ".join(runs.list_artifact_folders(self.run_id or "")) or "no artifacts"
         return CheckpointError(f"{self.title} has no {what} (it has {has}); {advice}")
 
     def _model_of(self, version: RegisteredVersion) -> Path:

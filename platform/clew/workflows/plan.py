@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,7 @@ from clew.files import expanded
 from clew.image_sequences.files import FrameTable
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import ScalarEncoding, SequenceSplits, SequenceWindows
-from clew.language_modeling.packed_tokens import (
-    PackedTokens,
-    PackManifest,
-    is_packed,
-    read_manifest,
-)
+from clew.language_modeling import packed_tokens
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokenizers import BPE, BYTES, ByteTokenizer, load_tokenizer
 from clew.language_modeling.tokens import SPLITS, TokenSplits, TokenWindows
@@ -86,8 +82,8 @@ def _options(names: set[str]) -> str:
 
 def _vocabulary_size(data: TokenData) -> int:
     folder = expanded(data.packed or "")
-    if data.packed and is_packed(folder):
-        return read_manifest(folder).vocabulary_size
+    if data.packed and packed_tokens.is_packed(folder):
+        return packed_tokens.read_manifest(folder).vocabulary_size
     told = data.tokenizer or data.name or data.dataset
     if not told:
         logger.warning("no packed text in %s: planned for %d tokens", folder, data.vocabulary_size)
@@ -98,7 +94,7 @@ def _vocabulary_size(data: TokenData) -> int:
 
 def _tokens(vocabulary_size: int, window: int) -> TokenSplits:
     tokens = np.zeros(window + 1, dtype=np.uint16)
-    manifest = PackManifest(
+    manifest = packed_tokens.PackManifest(
         dataset=NAME,
         tokenizer=NAME,
         tokenizer_fingerprint=NAME,
@@ -111,7 +107,7 @@ def _tokens(vocabulary_size: int, window: int) -> TokenSplits:
         chunk_size=window,
         fingerprint=NAME,
     )
-    packed = PackedTokens(Path(NAME), manifest, tokens)
+    packed = packed_tokens.PackedTokens(Path(NAME), manifest, tokens)
     windows = TokenWindows(packed, start=0, end=len(tokens), length=window, stride=window)
     return TokenSplits(packed, ByteTokenizer(), dict.fromkeys(SPLITS, windows))
 
@@ -297,11 +293,9 @@ def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
         changes["half the microbatch"] = split(config, config.training.batch_size // 2)
     found = []
     for name, settings in changes.items():
-        try:
+        with suppress(ConfigError):  # this model does not support the optimization
             memory = planner.predict(with_settings(config, settings))
-        except ConfigError:
-            continue  # this model does not support the optimization
-        found.append(Variant(name, settings, memory))
+            found.append(Variant(name, settings, memory))
     return found
 
 

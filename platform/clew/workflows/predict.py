@@ -130,7 +130,7 @@ def predict(
             raise bad[0].error
         if bad:
             notes.append(f"{len(bad):,} of {len(asked):,} queries have no answer; see their error")
-        questions = [query for item in asked if not isinstance(item, Unanswered) for query in item]
+        asking = [query for item in asked if not isinstance(item, Unanswered) for query in item]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
                 "a whole triple is ranked only by its tail, because this model was trained "
@@ -138,24 +138,17 @@ def predict(
             )
         if level is not None:
             calibrate_answer_sets(predictor, source)
-        found = iter(
-            predictor.predict(
-                questions,
-                top_k=top_k,
-                filter_known=filter_known,
-                level=level,
-                limits=limits,
-                apart=apart,
-            )
+        found = predictor.predict(
+            asking, top_k=top_k, filter_known=filter_known, level=level, limits=limits, apart=apart
         )
-        calibration = predictor.calibration
+        left, calibration = iter(found), predictor.calibration
         notes.append(about_probabilities(calibration, limits))
         return PredictResult(
             model=source.title,
             predictions=tuple(
                 part
                 for item in asked
-                for part in ([item] if isinstance(item, Unanswered) else islice(found, len(item)))
+                for part in ([item] if isinstance(item, Unanswered) else islice(left, len(item)))
             ),
             temperature=calibration.temperature if calibration else None,
             is_calibrated=calibration is not None and not calibration.not_fitted_because,
@@ -194,11 +187,8 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     A registered model contains everything. For a run or a checkpoint, the known answers are read
     from the data set. Without the data set, the names that the run recorded are enough to answer.
     """
-    require_data(
-        source,
-        TripleData,
-        "only link prediction answers queries by name and has embeddings with names",
-    )
+    only = "only link prediction answers queries by name and has embeddings with names"
+    require_data(source, TripleData, only)
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
         return load_predictor(source.checkpoint), []
     try:
@@ -333,10 +323,8 @@ def predict_list(
             triples = [(item.query.head, item.query.relation, item.query.tail) for item in asked]
             wrong = {i: f"{item.where}: {item.error}" for i, item in enumerate(asked) if item.error}
             rows = scored_triples(predictor, triples, limits, wrong)
-            if num_bad := rows.num_rows - rows["error"].null_count:
-                notes.append(
-                    f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error"
-                )
+            if bad := rows.num_rows - rows["error"].null_count:
+                notes.append(f"{bad:,} of {rows.num_rows:,} rows have no score; see their error")
         notes.append(about_probabilities(predictor.calibration, limits))
         if predictor.calibration is not None and predictor.has_inverses:
             notes.append("the probability of a pair is the mean of its tail's and its head's")
@@ -374,11 +362,8 @@ def _of_line(line: str, where: str) -> Asked:
     try:
         is_json = line.lstrip().startswith("{")
         parts = _PARTS.validate_json(line) if is_json else _parts_of_tabs(line)
-        query = Query(
-            parts.get("relation") or "",
-            head=parts.get("head") or None,
-            tail=parts.get("tail") or None,
-        )
+        head, tail = parts.get("head") or None, parts.get("tail") or None
+        query = Query(parts.get("relation") or "", head=head, tail=tail)
         _ = query.is_triple or query.asks_for
         return Asked(query, where)
     except ValidationError as error:

@@ -5,12 +5,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pydantic
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from clew.config.data import TokenData, require_shared
-from clew.config.eigenstate import EigenstateLMModel
+from clew.config.data import TokenData
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import CheckpointError, ConfigError, DataError, TrackingError, UsageError, counted
+from clew.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TrackingError,
+    UsageError,
+    counted,
+    described,
+)
 from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors, Intervals
 from clew.image_sequences.files import handed_in_frames
@@ -26,10 +35,11 @@ from clew.image_sequences.prediction import (
 )
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import present_values
+from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
+from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, load_tokenizer
-from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import (
     TOKENS_FILE,
     TextModel,
@@ -40,7 +50,6 @@ from clew.language_modeling.writer import (
 from clew.training.checkpoints import weights_digest
 from clew.workflows.model_source import (
     ModelSource,
-    check_fingerprint,
     device_of,
     open_model,
     own_task,
@@ -106,7 +115,6 @@ def open_text_model(source: ModelSource) -> TextModel:
     The tokenizer is read from the run's record of its tokens. Without such a record, beside a
     copied checkpoint for example, it is read from the training text.
     """
-    config = source.config
     with working_folder("tokens") as work:
         try:
             folder = recorded(source, TOKENS_FILE, work).parent
@@ -115,15 +123,40 @@ def open_text_model(source: ModelSource) -> TextModel:
                 kind, folder = BPE, recorded(source, TOKENIZER_FILE, work).parent
             tokenizer = load_tokenizer(kind, folder)
         except (CheckpointError, TrackingError):
-            assert isinstance(config.data, TokenData)
-            assert isinstance(config.model, EigenstateLMModel)
-            require_shared(config.data)
-            tokens = load_tokens(config.data, window=config.model.max_seq_len)
-            text, tokenizer = tokens.packed.manifest, tokens.tokenizer
-            check_fingerprint(source, text.fingerprint)
+            task = own_task(source)
+            assert isinstance(task, LanguageModeling)
+            text, tokenizer = task.splits.packed.manifest, task.splits.tokenizer
     found = load_text_model(source.checkpoint, text, tokenizer)
-    found.model.to(device_of(config))
+    found.model.to(device_of(source.config))
     return found
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Text:
+    """A continuation of a prompt to explain; if it is empty, the model generates one."""
+
+    prompt: str
+    continuation: str = ""
+
+
+_TEXTS = TypeAdapter(Text)
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`."""
+    texts = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            try:
+                texts.append(_TEXTS.validate_json(line))
+            except ValidationError as error:
+                raise DataError(
+                    f"{path}, line {number}: {described(error)}; expected "
+                    '{"prompt": TEXT, "continuation": TEXT}, the latter is optional'
+                ) from None
+    if not texts:
+        raise DataError(f"{path}: holds no prompt; expected a JSON object with `prompt` per line")
+    return texts
 
 
 def read_prompt(name: str, standard_input: BinaryIO) -> str:
@@ -193,7 +226,7 @@ def predict_frames(
     with open_model(model) as source:
         only = "only models of image sequences predict frames"
         config, data = source.config, require_data(source, ImageSequenceData, only)
-        device = device_of(config)
+        device, at_once = device_of(config), config.evaluation.batch_size
         with working_folder("sequences") as work:
             record = SequencesRecord.read(recorded(source, SEQUENCES_FILE, work))
         regressor, _ = load_sequence_model(source.checkpoint, record)
@@ -205,11 +238,7 @@ def predict_frames(
             if regressor.config.predicts == "change":
                 present_values(windows)
             prediction = predict_windows(
-                regressor,
-                windows,
-                batch_size=config.evaluation.batch_size,
-                device=device,
-                progress=progress,
+                regressor, windows, batch_size=at_once, device=device, progress=progress
             )
         said = {"target": record.target_name, "unit": record.unit, "model": source.title}
         if intervals:
@@ -217,15 +246,8 @@ def predict_frames(
         metadata = {f"clew.{key}": value for key, value in said.items()}
         width = None if intervals is None else intervals.half_width
         write_predictions(output, windows, prediction, width, metadata)
-        return FramesResult(
-            model=source.title,
-            output=str(output),
-            num_windows=len(windows),
-            target_name=record.target_name,
-            unit=record.unit,
-            intervals=intervals,
-            notes=notes,
-        )
+        target = record.target_name, record.unit
+        return FramesResult(source.title, str(output), len(windows), *target, intervals, notes)
 
 
 def _held_out_errors(

@@ -14,7 +14,6 @@ cannot be loaded, is not registered.
 """
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,8 +23,7 @@ from typing import Any
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
-from clew.files import working_folder
-from clew.names import maximizes
+from clew.files import working_folder, write_json
 from clew.runs.base import DataSet, RegisteredVersion, Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.metrics import find_best_run, own_metric
@@ -37,6 +35,7 @@ from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import model_of
 from clew.workflows.open_run import OpenedRun
 from clew.workflows.resume import require_dead
+from clew.workflows.training_run import open_other_run
 
 Report = Callable[[Check], None]
 
@@ -91,11 +90,8 @@ class PromotionResult:
             tried = self.checks and not self.refused
             return self.outcome + (f"\nnext: clew promote {self.run_id}" if tried else "")
         uri = shlex.quote(self.uri)
-        commands = (
-            f"mlflow models serve -m {uri} --env-manager local",
-            f"clew evaluate --model {uri}",
-        )
-        return "\n".join([self.outcome, self.uri, *(f"next: {command}" for command in commands)])
+        serve = f"next: mlflow models serve -m {uri} --env-manager local"
+        return "\n".join([self.outcome, self.uri, serve, f"next: clew evaluate --model {uri}"])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"uri": self.uri}
@@ -120,7 +116,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     registry = Registry.connect()
     run, tries = _choose_run(request)
     metric = request.metric or own_metric([run])
-    maximize = maximizes(metric)
+    maximize = names.maximizes(metric)
     with working_folder("promote", holds=f"run {run.run_id}") as folder:
         candidate = model_of(OpenedRun(run.run_id, folder, run.run_id))
         name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
@@ -255,39 +251,27 @@ class Challenge:
             return self._result(champion.number, (), f"{outcome} with the same weights")
         if dry_run:
             return self._dry_run()
-        tracker = open_tracker(
-            TrackingConfig(experiment=candidate.config.tracking.experiment),
-            kind=names.KIND_PROMOTE,
-            run_name=f"promote {self.name}",
-            tags=dict(tags) | {names.TAG_SOURCE_RUN: self.run_id},
-        )
-        with tracker:
-            data = DataSet(
-                name=tags.get(names.TAG_DATASET, ""),
-                fingerprint=tags.get(names.TAG_DATA_FINGERPRINT, ""),
-                source=candidate.config.data.source,
-                context="promotion",
-            )
-            tracker.dataset(data)
+        kind, own = names.KIND_PROMOTE, dict(tags) | {names.TAG_SOURCE_RUN: self.run_id}
+        with open_other_run(candidate.config, kind, f"promote {self.name}", own) as tracker:
+            data = tags.get(names.TAG_DATASET, ""), tags.get(names.TAG_DATA_FINGERPRINT, "")
+            tracker.dataset(DataSet(*data, candidate.config.data.source, "promotion"))
             result = self._decide(tracker)
             self._record(tracker, result)
         return result
 
     def _decide(self, tracker: Tracker) -> PromotionResult:
-        checks = self._checks()
+        checks, gate, registry = self._checks(), self.gate, self.registry
         if (final := _final(checks)) is not None:
             outcome = f"run {self.run_id} is not promoted and not registered: {final}"
             return self._result(None, checks, outcome, refused=True)
         failed = [check for check in checks if not check.passed]
-        tags = self.gate.describe_candidate()
+        tags = gate.describe_candidate()
         if failed and not self.force and (kept := self._kept(tags)):
             return self._refuse(kept, checks, _reasons(failed))
         tags |= {names.TAG_PROMOTE_RUN: tracker.run_id or ""}
-        version = self.registry.register(
-            self.name, self.gate.package, run_id=self.run_id, tags=tags
-        )
-        self.registry.describe(version, self.gate.card(version.uri))
-        served = self.gate.served(self.registry, version)
+        version = registry.register(self.name, gate.package, run_id=self.run_id, tags=tags)
+        registry.describe(version, gate.card(version.uri))
+        served = gate.served(registry, version)
         checks.append(served)
         self.report(served)
         if not served.passed:
@@ -302,14 +286,14 @@ class Challenge:
                 names.TAG_REFUSED_BECAUSE: _reasons(failed),
             }
             tracker.tags({names.TAG_FORCED_BECAUSE: self.force})
-        self.registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
+        registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
         try:
-            hand_over(self.registry, version, self.alias, self.gate.champion)
+            hand_over(registry, version, self.alias, gate.champion)
         except PromotionRefused as error:
             return self._refuse(version, checks, str(error))
         outcome = f"{'forced' if failed else 'promoted'}: version {version.number} of {self.name} "
         outcome += f"is {self.alias}"
-        if former := self.gate.champion:
+        if former := gate.champion:
             previous = alias_beside(self.alias, names.ALIAS_PREVIOUS)
             outcome += f", version {former.number} is {previous}"
         return self._result(version.number, checks, outcome)
@@ -329,16 +313,14 @@ class Challenge:
         kept = self.registry.version(self.name, number) if number else None
         return kept if kept and refused.items() <= kept.tags.items() else None
 
-    def _refuse(
-        self, version: RegisteredVersion, checks: list[Check], reason: str
-    ) -> PromotionResult:
+    def _refuse(self, version: RegisteredVersion, checks: list[Check], why: str) -> PromotionResult:
         """Keep the refused version as challenger, with the reason."""
         verdict = {names.TAG_VALIDATION: names.VALIDATION_FAILED}
-        self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: reason})
+        self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: why})
         challenger = alias_beside(self.alias, names.ALIAS_CHALLENGER)
         self.registry.set_alias(self.name, challenger, version.number)
         outcome = (
-            f"run {self.run_id} is not promoted: {reason} (kept as version "
+            f"run {self.run_id} is not promoted: {why} (kept as version "
             f"{version.number} of {self.name}, alias {challenger})"
         )
         return self._result(version.number, checks, outcome, refused=True)
@@ -360,7 +342,7 @@ class Challenge:
         tracker.tags({key: value for key, value in decision.items() if value})
         with working_folder("promotion") as folder:
             path = folder / names.ARTIFACT_PROMOTION
-            path.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+            write_json(path, result.as_dict())
             tracker.artifact(path)
 
     @property
@@ -370,16 +352,9 @@ class Challenge:
     def _result(
         self, number: str | None, checks: Sequence[Check], outcome: str, *, refused: bool = False
     ) -> PromotionResult:
-        champion = self.gate.champion
+        former = self.gate.champion.number if self.gate.champion else None
         return PromotionResult(
-            self.name,
-            self.alias,
-            number,
-            former=champion.number if champion else None,
-            run_id=self.run_id,
-            outcome=outcome,
-            refused=refused,
-            checks=tuple(checks),
+            self.name, self.alias, number, former, self.run_id, outcome, refused, tuple(checks)
         )
 
 

@@ -6,15 +6,14 @@ A run whose process died is ended first; a run whose process is alive is not tou
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clew import names
 from clew.config.data import looked_up_in
-from clew.config.load import flatten, from_mapping, full_settings
+from clew.config.load import Overrides, flatten, from_mapping, full_settings
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
@@ -31,6 +30,7 @@ from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from clew.training.precision import resolve_device
+from clew.workflows.model_source import require_same_data
 from clew.workflows.open_run import OpenedRun
 from clew.workflows.warm_start import with_named_start
 
@@ -75,10 +75,8 @@ class ResumePoint:
 
     def __post_init__(self) -> None:
         """Refuse a checkpoint that is beyond the configured end of training."""
-        for key, reached in (
-            ("num_epochs", self.manifest.epoch),
-            ("max_steps", self.manifest.step),
-        ):
+        done = {"num_epochs": self.manifest.epoch, "max_steps": self.manifest.step}
+        for key, reached in done.items():
             wanted = getattr(self.config.training, key)
             if wanted is not None and reached > wanted:
                 raise ConfigError(
@@ -103,15 +101,11 @@ class ResumePoint:
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse data that differ from the run's."""
-        if fingerprint != self.manifest.data_fingerprint:
-            raise CheckpointError(
-                f"run {self.run_id} was trained on data {self.manifest.data_fingerprint}, the "
-                f"data now has fingerprint {fingerprint}; resume with the same files, or start a "
-                "new run"
-            )
+        advice = "resume with the same files, or start a new run"
+        require_same_data(self.manifest, fingerprint, f"run {self.run_id}", advice)
 
 
-def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
+def find_resume_point(run_id: str, overrides: Overrides, folder: Path) -> ResumePoint:
     """Download the files that are needed to continue a run into `folder`.
 
     Raises:
@@ -119,8 +113,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
         CheckpointError: The run has no checkpoint to resume from.
         ConfigError: The run is not a training run, or an override changes a fixed setting.
     """
-    run = runs.find_run(run_id)
-    kind = run.tags.get(names.TAG_KIND, "none")
+    kind = runs.find_run(run_id).tags.get(names.TAG_KIND, "none")
     if kind != names.KIND_TRAIN:
         raise ConfigError(
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
@@ -140,11 +133,10 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     checkpoints = [] if place is None else [path for path in place.iterdir() if path.is_dir()]
     best = best or folder / names.ARTIFACT_BEST
     (*earlier, last), best_or_none = _good(checkpoints, best, opened.title)
-    manifest = read_manifest(last)
-    return ResumePoint(run_id, last, manifest, config, tuple(earlier), best_or_none)
+    return ResumePoint(run_id, last, read_manifest(last), config, tuple(earlier), best_or_none)
 
 
-def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
+def find_newest(config: RunConfig, overrides: Overrides, folder: Path) -> ResumePoint:
     """Find the newest run with this configuration that did not finish.
 
     Runs without a usable checkpoint are skipped with a warning.
@@ -168,8 +160,7 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
     # Runs record the configuration without the options that were switched off on this machine.
-    hardware = Hardware.of(resolve_device(config.training.device))
-    config, _ = fit_to_hardware(config, hardware)
+    config, _ = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
     query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     for run in every_run(query):
@@ -193,9 +184,7 @@ def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> 
     return RunConfig.model_validate(content)
 
 
-def find_in_folder(
-    folder: Path, config: RunConfig | None, overrides: Mapping[str, Any]
-) -> ResumePoint:
+def find_in_folder(folder: Path, config: RunConfig | None, overrides: Overrides) -> ResumePoint:
     """Return the newest good checkpoint of a folder that was given as `--checkpoint-dir`.
 
     The folder contains `checkpoints/`, or the checkpoints themselves. Without a configuration to
@@ -221,20 +210,14 @@ def find_in_folder(
     _refuse_changes(manifest.run_id, original, config)
     end_if_dead(manifest.run_id)
     logger.info("continuing from %s", last)
-    unused = {
-        *place.glob(".*.tmp"),
-        *best.parent.glob(f".{best.name}.*.tmp"),
-        *found,
-        *([best] if best.is_dir() else []),
-    }
-    unused -= {*earlier, last, best_or_none}
-    run_id = manifest.run_id
-    return ResumePoint(
-        run_id, last, manifest, config, tuple(earlier), best_or_none, unused=tuple(unused)
-    )
+    left = {*place.glob(".*.tmp"), *best.parent.glob(f".{best.name}.*.tmp"), *found}
+    left |= {best} if best.is_dir() else set()
+    unused = tuple(left - {*earlier, last, best_or_none})
+    run_id, before = manifest.run_id, tuple(earlier)
+    return ResumePoint(run_id, last, manifest, config, before, best_or_none, unused)
 
 
-def _continued(run_id: str, original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+def _continued(run_id: str, original: RunConfig, overrides: Overrides) -> RunConfig:
     """Return a run's configuration with overrides; it names no folder where nothing was written."""
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     folder, is_given = config.tracking.tensorboard_dir, TENSORBOARD_DIR in full_settings(overrides)
@@ -283,11 +266,10 @@ def _good(
         except CheckpointError as error:
             problems.append(str(error).replace(f"{path.parent}/", ""))
     found.sort()
-    has_best = True
-    try:
+    has_best = False
+    with suppress(CheckpointError):
         require_whole(best)
-    except CheckpointError:
-        has_best = False
+        has_best = True
     if found and (best_step := found[-1][2]) >= 0 and not has_best:
         problems.append(f"{best.name} is damaged or missing")
         found = [entry for entry in found if entry[0] < best_step]

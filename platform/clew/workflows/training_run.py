@@ -26,7 +26,7 @@ from clew.runs import hardware
 from clew.runs.base import DataSet, Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.store import in_use
-from clew.runs.tracker import write_events
+from clew.runs.tracker import MlflowTracker, write_events
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
@@ -79,16 +79,9 @@ def open_training_run(
 
 def record_data(tracker: Tracker, config: RunConfig, task: Task[Any], context: str) -> None:
     """Record what data a run reads, of which size; `context` is their purpose, for MLflow."""
-    subject = SUBJECTS[config.data.kind]
-    data = DataSet(
-        name=task.dataset,
-        fingerprint=task.data_fingerprint,
-        source=config.data.source,
-        context=context,
-        sizes=subject.describe_data(task),
-        columns=dict(subject.columns),
-    )
-    tracker.dataset(data)
+    subject, source = SUBJECTS[config.data.kind], config.data.source
+    told = subject.describe_data(task), dict(subject.columns)
+    tracker.dataset(DataSet(task.dataset, task.data_fingerprint, source, context, *told))
 
 
 def origin_of(
@@ -118,8 +111,7 @@ def watched_at(config: RunConfig, tracker: Tracker) -> str:
     if tracker.run_id is not None:
         places.append(f"clew ui, or MLflow: {in_use()}, run {tracker.run_id}")
     if config.tracking.tensorboard:
-        folder = as_typed(Path(config.tracking.tensorboard_dir))
-        places.append(f"tensorboard --logdir {folder}")
+        places.append(f"tensorboard --logdir {as_typed(Path(config.tracking.tensorboard_dir))}")
     return "; ".join(places) or "nowhere, because nothing is recorded"
 
 
@@ -127,9 +119,7 @@ def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | Non
     """Return the options that continue a stopped run; empty if no checkpoint is kept."""
     if tracker.run_id is not None and config.tracking.log_checkpoints:
         return f"--resume {tracker.run_id}"
-    if checkpoint_dir is None:
-        return ""
-    return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}"
+    return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}" if checkpoint_dir else ""
 
 
 @contextmanager
@@ -279,6 +269,14 @@ def copy_outputs(folder: Path, output_dir: Path) -> None:
     shutil.copytree(folder / RUN_FILES, output_dir, dirs_exist_ok=True)
 
 
+def open_other_run(
+    config: RunConfig, kind: str, name: str, tags: Mapping[str, str], run_id: str | None = None
+) -> MlflowTracker:
+    """Open a run of another kind than training, in the experiment of a configuration."""
+    tracking = TrackingConfig(experiment=config.tracking.experiment)
+    return open_tracker(tracking, kind=kind, run_name=name, tags=tags, run_id=run_id)
+
+
 @contextmanager
 def linked_run(
     source: ModelSource,
@@ -299,13 +297,7 @@ def linked_run(
         own[names.TAG_SOURCE_RUN] = source.run_id
     if source.version is not None:
         own[names.TAG_MODEL_VERSION] = source.version.uri
-    tracker = open_tracker(
-        TrackingConfig(experiment=source.config.tracking.experiment),
-        kind=kind,
-        run_name=run_name,
-        tags=own | dict(tags or {}),
-    )
-    with tracker:
+    with open_other_run(source.config, kind, run_name, own | dict(tags or {})) as tracker:
         record_data(tracker, source.config, loaded.task, context)
         yield tracker
 
@@ -324,9 +316,8 @@ def trace_run(
     The peaks of process and GPU memory are reset here. They include the memory that is already in
     use, such as the loaded models.
     """
-    with linked_run(
-        source, loaded, run_name, kind=kind, context="explanation", tags=tags
-    ) as tracker:
+    run = linked_run(source, loaded, run_name, kind=kind, context="explanation", tags=tags)
+    with run as tracker:
         reset_gpu_peaks(loaded.device)
         hardware.reset_process_peak()
         started_gib = hardware.process_gib()

@@ -14,12 +14,7 @@ from typing import Literal
 import numpy as np
 import optuna
 from filelock import FileLock, Timeout
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -28,7 +23,7 @@ from clew import names
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.study import Parameter, SearchSpace, Value, takes_whole_numbers
-from clew.errors import ConfigError, Interrupted, ProtectedStop, described
+from clew.errors import ConfigError, Interrupted, ProtectedStop, refusing
 from clew.runs.base import Tracker
 from clew.training.optimizer import is_better
 from clew.training.progress import Watch
@@ -96,8 +91,7 @@ class TrialStudy:
         """Begin a trial, and return it with the settings to try in its `params`."""
         running = len(self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         entropy = np.random.SeedSequence([self.seed, len(self.decided) + running])
-        seed = int(entropy.generate_state(1)[0])
-        self.study.sampler = optuna.samplers.TPESampler(seed=seed)
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(entropy.generate_state(1)[0]))
         return self.study.ask(dict(self.distributions))
 
     def settle(self, trial: optuna.Trial, ending: "Ending") -> None:
@@ -139,8 +133,7 @@ class TrialStudy:
     def best(self) -> TrialRecord | None:
         """The complete trial with the best validation metric; the first one in case of a tie."""
         complete = [r for r in self.records if r.state == "complete" and r.value is not None]
-        maximize = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
-        choose = max if maximize else min
+        choose = max if self.study.direction == optuna.study.StudyDirection.MAXIMIZE else min
         return choose(complete, key=lambda record: record.value or 0.0, default=None)
 
 
@@ -193,32 +186,26 @@ def opened_study(
 
 def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.create_study(
+    wrong, kinds = f"{path}: not a file with trials of a search", (ValueError, KeyError, TypeError)
+    advice = "; name another folder with --output-dir"
+    with refusing(wrong, *kinds, advice=advice, error=ConfigError):
+        study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))),
             study_name=NAME,
             load_if_exists=True,
             direction="maximize" if maximize else "minimize",
-            pruner=optuna.pruners.MedianPruner(
-                n_startup_trials=space.unpruned_trials, n_warmup_steps=space.unpruned_epochs
-            ),
+            pruner=optuna.pruners.MedianPruner(space.unpruned_trials, space.unpruned_epochs),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: not a file with trials of a search ({described(error)}); name another folder "
-            "with --output-dir"
-        ) from None
+    return study
 
 
 def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:
     if parameter.choices is not None:
-        return CategoricalDistribution(parameter.choices)
-    low, high = parameter.ends
+        return optuna.distributions.CategoricalDistribution(parameter.choices)
+    (low, high), step = parameter.ends, parameter.step
     if whole:
-        return IntDistribution(
-            int(low), int(high), log=parameter.log, step=int(parameter.step or 1)
-        )
-    return FloatDistribution(low, high, log=parameter.log, step=parameter.step)
+        return IntDistribution(int(low), int(high), log=parameter.log, step=int(step or 1))
+    return FloatDistribution(low, high, log=parameter.log, step=step)
 
 
 class TrialPruned(Interrupted):

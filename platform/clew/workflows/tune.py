@@ -20,11 +20,10 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import flatten, to_yaml, with_settings
 from clew.config.schema import RunConfig
-from clew.config.services import ClusterRequest, SearchBudget, TrackingConfig
+from clew.config.services import ClusterRequest, SearchBudget
 from clew.config.study import SearchSpace, Value, load_space
 from clew.errors import ConfigError, Interrupted, UsageError, counted
 from clew.files import as_typed, write_whole
-from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.run_details import TRIAL_COLUMNS
 from clew.runs.tracker import MlflowTracker
 from clew.spreadsheets import csv_text
@@ -33,11 +32,9 @@ from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
 from clew.workflows.subjects import build_task, data_fingerprint
-from clew.workflows.training_run import task_tags
+from clew.workflows.training_run import open_other_run, task_tags
 from clew.workflows.trials import PARENT, Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
-
-FILES = (names.BEST_YAML, names.TRIALS_CSV)
 
 
 def shown(settings: dict[str, Value]) -> str:
@@ -120,12 +117,8 @@ class Search:
 
     def _begin(self, running: dict[int, optuna.Trial]) -> bool:
         before, slots = len(running), self.nodes.slots if self.nodes else 1
-        most = self.request.trials or math.inf
-        while (
-            len(running) < slots
-            and not self._is_time_up()
-            and len(self.study.decided) + len(running) < most
-        ):
+        most = (self.request.trials or math.inf) - len(self.study.decided)
+        while len(running) < min(slots, most) and not self._is_time_up():
             trial = self.study.ask()
             running[trial.number] = trial
             if self.nodes is not None:
@@ -167,8 +160,8 @@ class Search:
     def store(self) -> None:
         """Store the files of the search as artifacts of its run."""
         self._write()
-        for path in (self.folder / name for name in FILES):
-            if path.is_file():
+        for name in (names.BEST_YAML, names.TRIALS_CSV):
+            if (path := self.folder / name).is_file():
                 self.tracker.artifact(path, names.ARTIFACT_TUNE)
 
     def _is_time_up(self) -> bool:
@@ -266,12 +259,8 @@ def tune(
     del task  # each trial reads the data itself and may need the memory
     place = re.sub(r"[^\w.-]+", "-", tags[names.TAG_DATASET])
     folder = request.output_dir or Path("runs") / "tune" / f"{place}-{identity}"
-    with (
-        opened_study(
-            folder, identity=identity, space=space, config=config, seed=request.seed
-        ) as study,
-        opened_cluster(cluster) as nodes,
-    ):
+    opened = opened_study(folder, identity=identity, space=space, config=config, seed=request.seed)
+    with opened as study, opened_cluster(cluster) as nodes:
         if nodes is not None:
             nodes.require_same("the data", data_fingerprint, config)
         for run_id in study.left:
@@ -325,16 +314,11 @@ def _parent_run(
     if study.parent_run_id is not None:
         # Otherwise the first trial would use the run that `mlflow run` opened for this command.
         os.environ.pop("MLFLOW_RUN_ID", None)
-    tracking = request.config.tracking
-    tracker = open_tracker(
-        TrackingConfig(experiment=tracking.experiment),
-        kind=names.KIND_TUNE,
-        run_name=tracking.run_name or f"tune {tags[names.TAG_DATASET]}",
-        tags=tags,
-        run_id=study.parent_run_id,
-    )
+    config, earlier = request.config, study.parent_run_id
+    name = config.tracking.run_name or f"tune {tags[names.TAG_DATASET]}"
+    tracker = open_other_run(config, names.KIND_TUNE, name, tags, earlier)
     study.study.set_user_attr(PARENT, tracker.run_id)
-    tracker.params(flatten(request.config))
+    tracker.params(flatten(config))
     tracker.params({"tune.seed": request.seed, "tune.space": space.model_dump(mode="json")})
     return tracker
 

@@ -76,14 +76,18 @@ def check_start(task: Task[Any], earlier: str | OtherModel) -> None:
         _find(task.build_model(), task, earlier)
 
 
+@torch.no_grad()
 def start_warm(model: nn.Module, task: Task[Any], earlier: str | OtherModel) -> WarmStart:
     """Copy the parameters of an earlier model, or of another library's, into a model, in place."""
     before, rows, found = _find(model, task, earlier)
-    _copy(before, model, rows)
-    logger.info(
-        "started from %s: %d entities taken over, %d new; %d relations taken over, %d new",
-        *vars(found).values(),
-    )
+    for name, tensor in model.state_dict().items():
+        if name in rows:
+            source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in rows[name])
+            tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
+        else:
+            tensor.copy_(before[name])
+    said = "started from %s: %d entities taken over, %d new; %d relations taken over, %d new"
+    logger.info(said, *vars(found).values())
     return found
 
 
@@ -99,17 +103,12 @@ def _find(
     entities = rows_by_name(earlier.entities, graph.entities)
     relations = rows_by_name(earlier.relations, graph.relations)
     taken = len(entities[1]), len(relations[1])
-    found = WarmStart(
-        source=earlier.source,
-        entities_taken=taken[0],
-        entities_new=graph.num_entities - taken[0],
-        relations_taken=taken[1],
-        relations_new=graph.num_relations - taken[1],
-    )
-    if not taken[0] or (is_other and found.entities_new + found.relations_new):
+    new = graph.num_entities - taken[0], graph.num_relations - taken[1]
+    found = WarmStart(earlier.source, taken[0], new[0], taken[1], new[1])
+    if not taken[0] or (is_other and any(new)):
         raise ConfigError(
-            f"{earlier.source} has {found.entities_taken:,} of the {graph.num_entities:,} entities "
-            f"and {found.relations_taken:,} of the {graph.num_relations:,} relations of "
+            f"{earlier.source} has {taken[0]:,} of the {graph.num_entities:,} entities "
+            f"and {taken[1]:,} of the {graph.num_relations:,} relations of "
             f"{graph.name}: its names are like {earlier.entities.name(0)!r}, here they are like "
             f"{graph.entities.name(0)!r}; give the data that it was trained on"
         )
@@ -135,9 +134,7 @@ def _of_run(reference: str, task: LinkPrediction) -> OtherModel:
         )
     if earlier.has_inverses != task.inverse_relations:
         trained = str(earlier.has_inverses).lower()
-        raise ConfigError(
-            f"{title}, trained with data.inverse_relations={trained}; set the same here"
-        )
+        raise ConfigError(f"{title}, trained with data.inverse_relations={trained}; set the same")
     state = earlier.model.state_dict()
     return OtherModel(source.title, {}, state, earlier.entities, earlier.relations)
 
@@ -154,13 +151,3 @@ def _check_fits(earlier: OtherModel, model: nn.Module) -> None:
                 f"{before.get(name, '(no such parameter)')}, but here "
                 f"{after.get(name, '(no such parameter)')}; use its settings in the section model"
             )
-
-
-@torch.no_grad()
-def _copy(before: dict[str, Tensor], model: nn.Module, rows: dict[str, Rows]) -> None:
-    for name, tensor in model.state_dict().items():
-        if name in rows:
-            source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in rows[name])
-            tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
-        else:
-            tensor.copy_(before[name])

@@ -68,8 +68,9 @@ class BatchRequest:
     edge_map: str = ""
     node_name_dict: str = ""
 
-    def chosen(self, tests: list[GivenTriple]) -> list[GivenTriple]:
-        """Return at most `max_triples` test triples, starting at `start_index`."""
+    def chosen(self, graph: KnowledgeGraph) -> list[GivenTriple]:
+        """Read at most `max_triples` test triples, starting at `start_index`."""
+        tests = read_test_triples(self.test_triples, graph)
         if self.start_index >= len(tests):
             raise ConfigError(
                 f"start_index is {self.start_index}, but {self.test_triples} has {len(tests)} lines"
@@ -214,11 +215,8 @@ class BatchResult:
             f"{self.count('done')} explained, {self.count('kept')} kept from before, "
             f"{self.count('failed')} failed; results in {self.output_dir}",
         ]
-        lines += [
-            f"  line {outcome.index + 1}: {outcome.message}"
-            for outcome in self.outcomes
-            if outcome.status == "failed"
-        ]
+        failures = (outcome for outcome in self.outcomes if outcome.status == "failed")
+        lines += [f"  line {outcome.index + 1}: {outcome.message}" for outcome in failures]
         return "\n".join([*lines, *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
@@ -240,17 +238,14 @@ def batch_tracin(
     """
     check_folder("--output-dir", request.output_dir)
     with ExitStack() as stack:
-        source = stack.enter_context(
-            open_with_members(
-                request.model,
-                request.overrides,
-                files=request.files,
-                check=lambda s: request.chosen(
-                    read_test_triples(request.test_triples, s.task.graph)
-                ),
-                progress=trained,
-            )
+        opened = open_with_members(
+            request.model,
+            request.overrides,
+            files=request.files,
+            check=lambda source: request.chosen(source.task.graph),
+            progress=trained,
         )
+        source = stack.enter_context(opened)
         of_nodes = replace(request, model=",".join(source.runs) or request.model)
         if source.tracer.settings.score == "unrolled":
             raise ConfigError(
@@ -258,26 +253,24 @@ def batch_tracin(
                 "tests; explain a few triples with clew tracin, or choose raw or cosine"
             )
         graph = request.labelled(source.task.graph)
-        tests = request.chosen(read_test_triples(request.test_triples, graph))
-        if not len(ids_of(tests)):
-            raise DataError(
-                _none_explained(request, [failed(test, test.problem) for test in tests])
-            )
-        settings = tracin.settings_of(source, ids_of(tests))
+        tests = request.chosen(graph)
+        if not len(ids := ids_of(tests)):
+            problems = [failed(test, test.problem) for test in tests]
+            raise DataError(_none_explained(request, problems))
+        settings = tracin.settings_of(source, ids)
         report = replace(tracin.report_source(source, settings), graph=graph)
         identity = request.identity(report)
         nodes = stack.enter_context(opened_cluster(cluster))
         output = OutputFolder(request.folder(identity))
         output.prepare(identity)
-        batch = BatchTrace(source, report, output)
-        tracker = stack.enter_context(
-            tracin.open_trace_run(source, f"batch_tracin {source.task.dataset}")
-        )
+        batch, name = BatchTrace(source, report, output), f"batch_tracin {source.task.dataset}"
+        tracker = stack.enter_context(tracin.open_trace_run(source, name))
         waiting = batch.look(tests)
         progress(len(batch.outcomes), len(tests))
         explained = explain_groups(source, waiting)
         if nodes is not None:
-            explained = explain_on_cluster(nodes, of_nodes, waiting, source, identity)
+            group = source.model.config.influence.tests_per_group
+            explained = explain_on_cluster(nodes, of_nodes, waiting, group, identity)
         for found in explained:
             batch.keep(found)
             progress(len(batch.outcomes), len(tests))
@@ -299,8 +292,7 @@ def _record(
     tracker.artifact(batch.output.join(build_report(batch.report, nothing)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
     if done := [outcome.candidates for outcome in outcomes if outcome.status == "done"]:
-        settings = batch.report.settings
-        measured = tracin.metrics_of(len(done), sum(done), batch.seconds, settings)
+        measured = tracin.metrics_of(len(done), sum(done), batch.seconds, batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
 
@@ -326,17 +318,12 @@ def explain_part(
 
 
 def explain_on_cluster(
-    cluster: Cluster,
-    request: BatchRequest,
-    waiting: Waiting,
-    source: TraceSource,
-    identity: Mapping[str, Any],
+    cluster: Cluster, request: BatchRequest, waiting: Waiting, group: int, identity: dict[str, Any]
 ) -> Iterator[list[Explained]]:
-    """Yield explained test triples as parts end, each of several groups.
+    """Yield explained test triples as parts end, each of several groups of `group` triples.
 
     If a node refuses a part, or every node that tries it dies, all its test triples fail.
     """
-    group = source.model.config.influence.tests_per_group
     num_groups = -(-len(waiting) // group)
     size = group * max(1, -(-num_groups // (cluster.slots * PARTS_PER_SLOT)))
     for start in range(0, len(waiting), size):

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import partial
 from subprocess import Popen
 from typing import Any
 
@@ -111,8 +112,7 @@ def _check(model: ModelSource, run: RunRecord | None, config: RunConfig) -> None
             f"{model.title} was imported, so it cannot be trained again with other seeds; leave "
             "influence.seeds at 1"
         )
-    hardware = Hardware.of(resolve_device(config.training.device))
-    fitted, remarks = fit_to_hardware(config, hardware)
+    fitted, remarks = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
     if fitted.config_hash != config.config_hash:
         raise ConfigError(
             f"{model.title} was trained with options that do not pay here ({remarks[0]}); train "
@@ -132,26 +132,16 @@ def _train(
     logger.info("%s with other seeds to do, %d at once%s", count, at_once, about)
     tags = {names.TAG_MEMBER_OF: parent or title}
     threads, started = max(1, num_cores() // at_once), list[Popen[str]]()
-
-    def train(config: RunConfig, resumes: str) -> str:
-        result = train_in_child(
-            config,
-            parent_run_id=parent,
-            tags=tags,
-            resumes=resumes,
-            num_threads=threads,
-            started=started.append,
-        )
-        assert result.run_id is not None
-        return result.run_id
-
+    train = partial(
+        train_in_child, parent_run_id=parent, tags=tags, num_threads=threads, started=started.append
+    )
     left, found = [(config, _stopped(config)) for config in configs], dict[int, str]()
     progress(0, total)
     with ThreadPoolExecutor(at_once) as pool:
-        ends = {pool.submit(train, *each): each[0].training.seed for each in left}
+        ends = {pool.submit(train, one, resumes=run): one.training.seed for one, run in left}
         try:
             for end in as_completed(ends):
-                found[ends[end]] = end.result()
+                found[ends[end]] = end.result().run_id or ""
                 progress(len(found), total)
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -178,5 +168,4 @@ def _at_once(config: RunConfig, run: RunRecord | None, most: int) -> int:
     if resolve_device(config.training.device).type != "cpu":
         return 1
     peak = 0.0 if run is None else run.metrics.get(names.PROCESS_PEAK_GIB, 0.0)
-    fitting = int(available_gib() / peak) if peak else 1
-    return max(1, min(most, num_cores(), fitting))
+    return max(1, min(most, num_cores(), int(available_gib() / peak) if peak else 1))

@@ -16,6 +16,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +24,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from clew import names
-from clew.errors import ConfigError, DataError, described, quoted
+from clew.errors import ConfigError, quoted, refusing
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.link_prediction.triples import Triples
@@ -48,20 +49,18 @@ VERSION, FILES_VERSION = "version_of_files", 3
 NOTE_FILE = "test.json"
 """File next to a finished test triple's results that holds its outcome."""
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
-WITHOUT_EFFECT = frozenset(
-    {
-        "batch_size",
-        "enable_memory_cleanup",
-        "half_precision_deviation",
-        names.SETTING_BEST,
-        "memory_budget_mib",
-        "seeds",  # the report names the runs
-        "tests_per_group",
-        "tests_per_pass",
-        "tile_triples",
-        "use_gradient_checkpointing",
-    }
-)
+WITHOUT_EFFECT = {
+    "batch_size",
+    "enable_memory_cleanup",
+    "half_precision_deviation",
+    names.SETTING_BEST,
+    "memory_budget_mib",
+    "seeds",  # the report names the runs
+    "tests_per_group",
+    "tests_per_pass",
+    "tile_triples",
+    "use_gradient_checkpointing",
+}
 """Settings that change time or memory, or that the rest of a report says, but not the results."""
 
 
@@ -144,8 +143,7 @@ class OutputFolder:
         every |= {outcome.index: outcome for outcome in outcomes}
         counts = Counter(done=0, kept=0, failed=0)
         counts.update(outcome.status for outcome in every.values())
-        tests = [asdict(every[index]) for index in sorted(every)]
-        _write_json(path, {**counts, "tests": tests})
+        _write_json(path, {**counts, "tests": [asdict(every[index]) for index in sorted(every)]})
 
     def join(self, frame: InfluenceReport) -> Path:
         """Join the results of all finished test triples, in order, and return their folder.
@@ -158,8 +156,9 @@ class OutputFolder:
         tests, seconds = list[ExplainedTriple](), 0.0
         for path in (folder / names.INFLUENCE_JSON for folder in folders):
             one = read_influence_json(path)
-            if len(one.tests) != 1:
-                raise _damaged(path, ValueError(f"{len(one.tests)} test triples"))
+            with _undamaged(path):
+                if len(one.tests) != 1:
+                    raise ValueError(f"{len(one.tests)} test triples")
             tests += one.tests
             seconds += one.seconds
         report = replace(frame, tests=tuple(tests), seconds=seconds)
@@ -178,25 +177,22 @@ class OutputFolder:
 
 
 def _read(path: Path, kind: TypeAdapter[R]) -> R:
-    try:
-        return kind.validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise _damaged(path, error) from None
+    with _undamaged(path):
+        found = kind.validate_json(path.read_bytes())
+    return found
 
 
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path}: not what batch-tracin writes ({described(error)}); give another output folder, "
-        "or remove the damaged one within it to explain that triple again"
-    )
+def _undamaged(path: Path) -> AbstractContextManager[None]:
+    """Refuse a file in the output folder that cannot be read."""
+    wrong = f"{path}: not what batch-tracin writes"
+    advice = "; give another output folder, or remove the damaged one within it to explain that "
+    return refusing(wrong, OSError, ValueError, pa.ArrowException, advice=f"{advice}triple again")
 
 
 def _join_csv(folders: Sequence[Path], target: Path) -> None:
     headers = {}
     for path in (folder / names.INFLUENCE_CSV for folder in folders):
-        if not path.is_file():
-            raise _damaged(path, FileNotFoundError("missing"))
-        with path.open(newline="", encoding="utf-8") as part:
+        with _undamaged(path), path.open(newline="", encoding="utf-8") as part:
             headers[path] = part.readline()
     widest = max(headers.values(), key=len)
     with replacing(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -216,22 +212,17 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
     tables = []
     for place, folder in enumerate(folders):
         path = folder / names.INFLUENCE_PARQUET
-        if not path.is_file():
-            continue
-        try:
-            table = pq.read_table(path)
-            column = table.schema.names.index(TEST_INDEX_COLUMN)
-            numbers = pa.array(np.full(len(table), place, np.int32))
-            tables.append(table.set_column(column, TEST_INDEX_COLUMN, numbers))
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise _damaged(path, error) from None
+        if path.is_file():
+            with _undamaged(path):
+                table = pq.read_table(path)
+                column = table.schema.names.index(TEST_INDEX_COLUMN)
+                numbers = pa.array(np.full(len(table), place, np.int32))
+                tables.append(table.set_column(column, TEST_INDEX_COLUMN, numbers))
     if not tables:
         target.unlink(missing_ok=True)
         return
-    try:
+    with _undamaged(target):  # a table can have columns that the others lack
         table = pa.concat_tables(tables).unify_dictionaries()
-    except pa.ArrowException as error:  # a table has columns that the others lack
-        raise _damaged(target, error) from None
     with replacing(target) as temporary:
         pq.write_table(table, temporary, compression="lz4")
 
@@ -266,9 +257,7 @@ def identity_of(report: ReportSource | InfluenceReport) -> dict[str, Any]:
     return content | ({"runs": list(model.runs)} if model.runs else {})
 
 
-def _require_same(
-    path: Path, earlier: Mapping[str, Any], now: Mapping[str, Any], otherwise: str
-) -> None:
+def _require_same(path: Path, earlier: dict[str, Any], now: dict[str, Any], otherwise: str) -> None:
     for key in {**now, **earlier}:
         if earlier.get(key) != now.get(key):
             raise ConfigError(

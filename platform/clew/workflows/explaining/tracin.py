@@ -186,10 +186,8 @@ def tracin(
         check_output(output, described, tests)
         if first_answer is not None:
             write_first_answer(first_answer, source, described, tests)
-        with (
-            open_trace_run(source, run_name(source.task.graph, tests)) as tracker,
-            working_folder("influence") as temporary,
-        ):
+        run = open_trace_run(source, run_name(source.task.graph, tests))
+        with run as tracker, working_folder("influence") as temporary:
             folder = temporary / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
             report = write_report(folder, described, findings)
@@ -206,10 +204,8 @@ def _draw(folder: Path, source: TraceSource, num_tests: int) -> None:
     """Draw the first explanations beside their report, for MLflow's own pages."""
     entities = source.task.graph.entities
     kinds = dict[str, str]()
-    if entities.category_array is not None:
-        pairs = zip(
-            entities.name_array.to_pylist(), entities.category_array.to_pylist(), strict=True
-        )
+    if (categories := entities.category_array) is not None:
+        pairs = zip(entities.name_array.to_pylist(), categories.to_pylist(), strict=True)
         kinds = {name: kind for name, kind in pairs if kind}
     for index in range(min(num_tests, NUM_PICTURES)):
         shown = replace(open_explanation(str(folder), index), kinds=kinds)
@@ -232,16 +228,10 @@ def explain(
         explanations = tracer.explain(tests, candidates=candidates, progress=progress)
     scores, ranks = tracer.scores_and_ranks(tests)
     paths = scored_paths(tracer, source.paths, tests, explanations)
-    counts = np.full(len(tests), len(source.task.graph.train))
-    return Findings(
-        tests=tests,
-        explanations=explanations,
-        scores=scores,
-        ranks=ranks,
-        candidates=counts if candidates is None else candidates.sum(1),
-        seconds=time.perf_counter() - began,
-        paths=paths,
-    )
+    every = np.full(len(tests), len(source.task.graph.train))
+    scored = every if candidates is None else candidates.sum(1)
+    seconds = time.perf_counter() - began
+    return Findings(tests, explanations, scores, ranks, scored, seconds, paths)
 
 
 def write_first_answer(
@@ -257,11 +247,8 @@ def write_first_answer(
     near = touching(source.task.graph, tests) > 0
     share = float(near.any(0).mean())
     if source.tracer.settings.goes_through_steps or not 0 < share <= LARGEST_SHARE:
-        logger.info(
-            "no first answer: %d of %d training triples share an entity with the test triples",
-            near.any(0).sum(),
-            len(train),
-        )
+        said = "no first answer: %d of %d training triples share an entity with the test triples"
+        logger.info(said, near.any(0).sum(), len(train))
         return
     findings = explain(source, tests, candidates=near)
     write_influence_json(build_report(described, findings), path)
@@ -315,12 +302,9 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
     """Open a run of kind `trace`, linked to the explained run."""
     tags = {names.TAG_VARIANT: variant(source)}
     with trace_run(source.model, source.loaded, run_name, tags=tags) as tracker:
-        tracker.params(
-            {
-                f"{names.PARAMETER_PREFIX}influence.{key}": value
-                for key, value in source.tracer.settings.model_dump(mode="json").items()
-            }
-        )
+        settings = source.tracer.settings.model_dump(mode="json")
+        prefix = f"{names.PARAMETER_PREFIX}influence."
+        tracker.params({f"{prefix}{key}": value for key, value in settings.items()})
         yield tracker
 
 

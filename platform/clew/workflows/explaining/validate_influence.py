@@ -12,7 +12,7 @@ from clew import names
 from clew.config.schema import RunConfig
 from clew.config.services import ValidationRequest
 from clew.errors import ConfigError
-from clew.files import working_folder
+from clew.files import working_folder, write_whole
 from clew.influence.outcomes import Examiner
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer
 from clew.link_prediction.triples import Triples
@@ -59,18 +59,8 @@ class ValidationResult:
             "Trained again with the same seed and all facts, log-probabilities differ from the "
             f"run's by up to {self.record.largest_difference:.2g}."
         )
-        return "\n".join(
-            [
-                *head,
-                *self.record.markdown(),
-                "",
-                note,
-                again,
-                *self.notes,
-                "",
-                *self.record.labels(),
-            ]
-        )
+        said = ["", note, again, *self.notes, ""]
+        return "\n".join([*head, *self.record.markdown(), *said, *self.record.labels()])
 
 
 def validate_influence(
@@ -90,21 +80,17 @@ def validate_influence(
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
-        name = source.model.run_id or source.model.manifest.config_hash
-        given = request.output_dir or Path("runs") / "validate_influence" / name
+        own = source.model.run_id or source.model.manifest.config_hash
+        given = request.output_dir or Path("runs") / "validate_influence" / own
         folder = KeptRetrainings(given, identity(source, tests))
         trained = examiner.examine(source.tracer.models[-1])
         plan = plan_experiment(request, source, tests, trained)
         every = {one.key: one for one in plan.retrainings}
         missing = [one for one in every.values() if one not in folder]
         _forecast(request, retrainer, len(missing), len(tests), say)
-        with linked_run(
-            source.model,
-            source.loaded,
-            f"validate {source.task.dataset}",
-            kind=names.KIND_VALIDATE,
-            context="explanation",
-        ) as tracker:
+        name, of = f"validate {source.task.dataset}", names.KIND_VALIDATE
+        run = linked_run(source.model, source.loaded, name, kind=of, context="explanation")
+        with run as tracker:
             kept = len(every) - len(missing)
             progress(kept, len(every))
             for done, (one, model) in enumerate(retrainer.train_each(missing), kept + 1):
@@ -125,11 +111,8 @@ def _forecast(
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
     say(f"{count} retrainings ({how}), about {lasts}")
     if request.subsets < FEWEST_SUBSETS or num_tests < FEWEST_TESTS:
-        logger.warning(
-            "too few to say anything: a test needs %d subsets and %d test triples",
-            FEWEST_SUBSETS,
-            FEWEST_TESTS,
-        )
+        fewest = FEWEST_SUBSETS, FEWEST_TESTS
+        logger.warning("too few to say anything: a test needs %d subsets, %d test triples", *fewest)
     if seconds > 3600 * request.max_hours:
         raise ConfigError(
             f"{count} retrainings of this graph take about {lasts}, more than --max-hours "
@@ -173,12 +156,8 @@ def identity(source: TraceSource, tests: Triples, config: RunConfig | None = Non
 def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seconds: float) -> None:
     with working_folder("validation") as temporary:
         folder = temporary / names.ARTIFACT_VALIDATION
-        folder.mkdir()
-        for name, content in (
-            (names.VALIDATION_JSON, record.model_dump_json(indent=1)),
-            ("validation.md", "\n".join(record.markdown())),
-        ):
-            (folder / name).write_text(content + "\n", encoding="utf-8")
+        write_whole(folder / names.VALIDATION_JSON, record.model_dump_json(indent=1) + "\n")
+        write_whole(folder / "validation.md", "\n".join([*record.markdown(), ""]))
         tracker.artifact(folder)
         metrics = _metrics(record, source.tracer.settings.score)
         metrics[names.TIME_TOTAL_SECONDS] = seconds

@@ -77,9 +77,7 @@ class ValidationPlan:
 def choose_tests(test: Triples, count: int) -> Triples:
     """Return up to `count` test triples, in a random order that is always the same."""
     if not len(test):
-        raise DataError(
-            "the data has no test triples, so there is nothing to explain; give data.test"
-        )
+        raise DataError("the data has no test triples, so nothing to explain; give data.test")
     return test[np.random.default_rng(0).permutation(len(test))[:count]]
 
 
@@ -177,9 +175,7 @@ def random_subsets(num_facts: int, fraction: float, count: int) -> Bool[np.ndarr
     return dropped
 
 
-def deletions(
-    scores: Mapping[str, Matrix], tests: Sequence[int], ties: Matrix
-) -> Iterator[Deletion]:
+def deletions(scores: dict[str, Matrix], tests: Sequence[int], ties: Matrix) -> Iterator[Deletion]:
     """Yield the facts that each form of score deletes for each group of test triples."""
     groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
     for form, values in scores.items():
@@ -195,25 +191,19 @@ def measure(
     """Return how well the scores predict the retrainings."""
     direction = source.tracer.settings.direction
 
+    def losses(seed: int, drop: float) -> Float[np.ndarray, "subset test"]:
+        every = (Retraining(seed, np.flatnonzero(subset)) for subset in plan.subsets[drop])
+        return np.stack([folder.read(one).of(direction).total_loss for one in every])
+
     scores: list[DatamodellingScore] = []
     ceilings: list[Ceiling] = []
-    for drop, subsets in plan.subsets.items():
-        by_seed = {
-            seed: np.stack(
-                [
-                    folder.read(Retraining(seed, np.flatnonzero(subset))).of(direction).total_loss
-                    for subset in subsets
-                ]
-            )
-            for seed in (plan.own_seed, *plan.other_seeds)
-        }
-        scores += _datamodelling_scores(plan, drop, "same", by_seed[plan.own_seed])
-        others = [by_seed[seed] for seed in plan.other_seeds]
+    for drop in plan.subsets:
+        scores += _datamodelling_scores(plan, drop, "same", losses(plan.own_seed, drop))
+        others, ceiling = [losses(seed, drop) for seed in plan.other_seeds], None
         if others:
             scores += _datamodelling_scores(plan, drop, "other", np.mean(others, axis=0))
-        ceilings.append(
-            Ceiling(drop=drop, correlation=outcomes.ceiling(np.stack(others)) if others else None)
-        )
+            ceiling = outcomes.ceiling(np.stack(others))
+        ceilings.append(Ceiling(drop=drop, correlation=ceiling))
     again = folder.read(Retraining(plan.own_seed, NOTHING))
     return ValidationRecord(
         source_run=source.model.run_id or "",
@@ -270,9 +260,7 @@ def _datamodelling_scores(
 def deletion_effects(
     plan: ValidationPlan, folder: KeptRetrainings, direction: Question
 ) -> list[DeletionEffect]:
-    nothing = {
-        seed: folder.read(Retraining(seed, NOTHING)).of(direction) for seed in plan.other_seeds
-    }
+    nothing = {s: folder.read(Retraining(s, NOTHING)).of(direction) for s in plan.other_seeds}
     falls: dict[tuple[str, int], list[np.ndarray]] = {}
     for deletion in plan.deletions:
         places, differences = list(deletion.tests), []

@@ -32,12 +32,7 @@ from clew.runs.base import Tracker
 from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
 from clew.workflows.explaining.members import Progress
-from clew.workflows.explaining.trace_source import (
-    TraceSource,
-    open_trace_source,
-    prepare,
-    replay_settings,
-)
+from clew.workflows.explaining.trace_source import open_trace_source, prepare, replay_settings
 from clew.workflows.explaining.tracin import tests_of
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
@@ -145,9 +140,8 @@ def value_facts(
                 raise ConfigError("--confirm cannot judge averaged parameters (training.ema_decay)")
             again = Retrainer(source.task.graph, config, source.model.manifest, device)
         # Opened before the work, so that the store shows a running command and its peak memory.
-        with trace_run(
-            source.model, source.loaded, f"value-facts {source.task.dataset}", kind=names.KIND_VALUE
-        ) as tracker:
+        name = f"value-facts {source.task.dataset}"
+        with trace_run(source.model, source.loaded, name, kind=names.KIND_VALUE) as tracker:
             began = time.perf_counter()
             values = tracer.values(tests, weights, progress=progress)
             seconds = time.perf_counter() - began
@@ -163,7 +157,7 @@ def value_facts(
                 most = request.confirm
                 ends = np.unique([found.order[:most], found.order[::-1][:most]])
                 without[ends] = _rises_without(again, loss, ends, retrained)
-            _record(tracker, source, request, found)
+            _record(tracker, replay_settings(config, source.checkpoints[-1].step), found)
             tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
         return found
 
@@ -192,9 +186,7 @@ def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Tripl
     weights = request.weights
     tests = tests_of(request.test, graph) if request.test else graph.valid
     if not len(tests):
-        raise DataError(
-            f"{graph.name} has no validation triples; give a file of triples with --test"
-        )
+        raise DataError(f"{graph.name} has no validation triples; give triples with --test")
     if isinstance(weights, Path):
         return tests, read_weights(weights, len(tests))
     return tests, np.full(len(tests), 1.0 / len(tests)) if weights is None else np.array(weights)
@@ -204,9 +196,7 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     """Read one number per line."""
     lines = read_lines(path)
     if len(lines) != count:
-        raise DataError(
-            f"{path}: expected {count} lines, one number per triple, but it has {len(lines)}"
-        )
+        raise DataError(f"{path}: {len(lines)} lines; expected {count}, one number per triple")
     weights: np.ndarray = pd.to_numeric(pd.Series(lines), errors="coerce").to_numpy(float)
     if len(wrong := np.flatnonzero(~np.isfinite(weights))):
         line = lines[wrong[0]]
@@ -214,11 +204,8 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     return weights
 
 
-def _record(
-    tracker: Tracker, source: TraceSource, request: ValueRequest, found: FactValues
-) -> None:
-    graph = found.graph
-    settings = replay_settings(source.model.config, source.checkpoints[-1].step)
+def _record(tracker: Tracker, settings: dict[str, object], found: FactValues) -> None:
+    graph, request = found.graph, found.request
     with working_folder("values") as temporary:
         folder = temporary / names.ARTIFACT_VALUES
         folder.mkdir()
@@ -233,13 +220,13 @@ def _record(
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
         tests = request.test if isinstance(request.test, str) else "triples by name"
         weights = request.weights if isinstance(request.weights, Path | None) else "numbers"
-        settings |= {
+        said = settings | {
             "test": tests or "validation triples",
             "weights": str(weights or "equal"),
             "direction": request.direction,
             "num_tests": found.num_tests,
         }
-        tracker.params({f"value.{key}": value for key, value in settings.items()})
+        tracker.params({f"value.{key}": value for key, value in said.items()})
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
