@@ -145,8 +145,7 @@ class Strongest:
         return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
 
     def result(self) -> Scored:
-        if self._kept is None:
-            raise ValueError("no tile was added; add at least one before asking for the result")
+        assert self._kept is not None  # there is a tile
         return self._kept
 
 

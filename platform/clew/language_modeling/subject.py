@@ -17,8 +17,9 @@ from clew.language_modeling.model import Sampling
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.text_batch import TextBatch
 from clew.language_modeling.tokens import load_tokens
-from clew.language_modeling.writer import load_text_folder, write_model_folder
+from clew.language_modeling.writer import load_text_folder
 from clew.subject import Forms, Row, Settings, Subject
+from clew.training.checkpoints import copy_weights
 
 NUM_PROMPTS, PROMPT_TOKENS = 4, 32
 """Number of prompts that a candidate must continue before it is promoted, and their length."""
@@ -104,7 +105,9 @@ class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
     def write_folder(
         self, task: LanguageModeling, folder: Path, checkpoint: Path, calibration: None
     ) -> None:
-        write_model_folder(folder, checkpoint=checkpoint, packed=task.splits.packed)
+        folder.mkdir(parents=True)
+        copy_weights(checkpoint, folder)
+        task.write_artifacts(folder)
 
     def example_rows(self, task: LanguageModeling) -> list[dict[str, Any]]:
         """Return pieces of the training text that are evenly spaced."""

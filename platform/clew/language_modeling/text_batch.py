@@ -142,15 +142,12 @@ class TextBatch:
             )
             for row, text in enumerate(together):
                 text.unread, text.state = text.unread[:, length:], _rows_of(state, [row])
-            self._join([text for text in together if not text.unread.shape[1]])
             left -= parts.numel()
-
-    def _join(self, texts: list[_Text]) -> None:
-        if texts:
-            before = [self._state] if self._state else []
-            self._state = tree_map(_stacked, *before, *(text.state for text in texts))
-            self._writing += texts
-            self._reading = [text for text in self._reading if text not in texts]
+            if done := [text for text in together if not text.unread.shape[1]]:
+                before = [self._state] if self._state else []
+                self._state = tree_map(_stacked, *before, *(text.state for text in done))
+                self._writing += done
+                self._reading = [text for text in self._reading if text not in done]
 
     def _write(self) -> None:
         """Draw a token for each text, and advance the state of those that go on."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +15,12 @@ from clew.link_prediction.rank_metrics import Side
 from clew.link_prediction.triples import FilterIndex
 from clew.link_prediction.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from clew.link_prediction.prediction import Predictor
+
 logger = logging.getLogger(__name__)
 
 Ids = Int64[np.ndarray, " candidate"]
-
-
-class Named(Protocol):
-    """A graph's names, and its training triples in both directions."""
-
-    entities: Vocabulary
-    relations: Vocabulary
-    known: FilterIndex | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class Limits:
     def __bool__(self) -> bool:
         return self != EVERYTHING
 
-    def candidates(self, graph: Named, relation: int) -> Ids:
+    def candidates(self, graph: "Predictor", relation: int) -> Ids:
         """Return the ids of the entities that can answer, ascending; r + R asks for heads of r."""
         number = len(graph.relations)
         side: Side = "head" if relation >= number else "tail"

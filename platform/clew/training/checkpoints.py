@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, cat, nn
 
-from clew.errors import CheckpointError, OutOfMemoryError, PlaceError, described, quoted
+from clew.errors import CheckpointError, OutOfMemoryError, PlaceError, described, quoted, refusing
 from clew.files import replacing, sync
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
@@ -132,10 +132,8 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (SafetensorError, ValueError, RuntimeError) as error:
-        reason = described(error)
-        raise CheckpointError(
-            f"{path}: not a readable safetensors file ({reason}); use another checkpoint"
-        ) from None
+        what = f"{path}: not a readable safetensors file ({described(error)})"
+        raise CheckpointError(f"{what}; use another checkpoint") from None
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:
@@ -228,12 +226,9 @@ def load_training_values(folder: Path) -> TrainingValues:
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
     require_unchanged(path, read_manifest(folder))
-    try:
+    what, advice = f"{path}: not a training state", "; use another checkpoint"
+    with refusing(what, ValidationError, advice=advice, error=CheckpointError):
         return TrainingValues.model_validate(read_json(path, MAX_TRAINING_STATE_BYTES))
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: {described(error)}; the checkpoint cannot be used"
-        ) from None
 
 
 def require_whole(folder: Path) -> Manifest:

@@ -157,7 +157,12 @@ class ReportSource:
 def write_report(folder: Path, source: ReportSource, findings: Findings) -> InfluenceReport:
     """Write `influence.json`, `influence.csv` and `influence.parquet` into `folder`."""
     report = build_report(source, findings)
-    rows = pair_rows(source, findings)
+    steps, rows, first = tuple(record.step for record in source.checkpoints), [], 0
+    for explanation in findings.explanations:
+        part = slice(first, first + len(explanation.self_influence))
+        of_tests = findings.tests[part], explanation.listed, findings.candidates[part]
+        rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
+        first = part.stop
     write_influence_json(report, folder / names.INFLUENCE_JSON)
     for name, write in ((names.INFLUENCE_CSV, write_csv), (names.INFLUENCE_PARQUET, write_parquet)):
         with replacing(folder / name) as temporary:
@@ -178,18 +183,6 @@ def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
         validation=source.validation,
         tests=tuple(tests),
     )
-
-
-def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
-    """Return all kept pairs, in descending order of score within each test."""
-    steps = tuple(record.step for record in source.checkpoints)
-    rows, first = [], 0
-    for explanation in findings.explanations:
-        part = slice(first, first + len(explanation.self_influence))
-        of_tests = findings.tests[part], explanation.listed, findings.candidates[part]
-        rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
-        first = part.stop
-    return rows
 
 
 def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:

@@ -107,8 +107,7 @@ class UnrolledTracer:
         """
         explained = tests.astype(np.int64).tobytes() + b"weighted" + weights.tobytes()
         by_interval = self._by_interval([self._loss(tests, weights)], explained, progress)
-        total: np.ndarray = by_interval.sum(0)[0]
-        return total
+        return np.asarray(by_interval.sum(0)[0])
 
     def _loss(self, tests: Triples, weights: np.ndarray) -> Objective:
         direction = self.config.influence.direction
