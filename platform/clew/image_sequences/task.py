@@ -13,6 +13,7 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.loss import HuberLoss, MaeLoss, MseLoss, RegressionLoss
 from clew.config.schema import TASK_KINDS, RunConfig
+from clew.errors import ConfigError
 from clew.files import write_json
 from clew.image_sequences.baselines import baseline_predictions, known_values
 from clew.image_sequences.errors import (
@@ -42,7 +43,8 @@ class SequenceRegression:
 
     def __init__(self, splits: SequenceSplits, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss
-        assert isinstance(data, ImageSequenceData)
+        if not isinstance(data, ImageSequenceData):
+            raise ConfigError(f"this task needs data.kind=image_sequences, not {data.kind}")
         assert isinstance(model, SequenceRegressionModel)  # the configuration refuses others
         assert isinstance(loss, MaeLoss | MseLoss | HuberLoss)
         self.splits, self.data_config, self.model_config = splits, data, model

@@ -14,6 +14,7 @@ from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.loss import LanguageLoss
 from clew.config.schema import TASK_KINDS, RunConfig
+from clew.errors import ConfigError
 from clew.files import write_json
 from clew.language_modeling.loss import (
     SEGMENT_TOKENS,
@@ -45,7 +46,8 @@ class LanguageModeling:
 
     def __init__(self, splits: TokenSplits, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss
-        assert isinstance(data, TokenData)
+        if not isinstance(data, TokenData):
+            raise ConfigError(f"language modelling needs data.kind=tokens, not {data.kind}")
         assert isinstance(model, EigenstateLMModel)  # the configuration refuses others for tokens
         assert isinstance(loss, LanguageLoss)
         manifest = splits.packed.manifest

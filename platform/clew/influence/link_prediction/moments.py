@@ -5,8 +5,6 @@ directions), or from all rows if there are fewer. The largest tensor in memory h
 the queries of these rows.
 """
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -27,7 +25,7 @@ from clew.influence.link_prediction.rows import ROW_CHUNK, DeltaRows, distinct_q
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.training.distributed import code_digest
-from clew.training.manifest import save_tensors
+from clew.training.manifest import save_tensors, sha256_of_content
 from clew.training.precision import device_name
 
 logger = logging.getLogger(__name__)
@@ -242,10 +240,9 @@ def kept(
     """
     if folder is None:
         return _geometry(_tensors(make()))
-    machine = (torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
-    whole = [dict(depends_on), code_digest(), device_name(device), *map(str, machine)]
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{digest[:40]}.safetensors"
+    machine = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    whole = {**depends_on, "machine": [code_digest(), device_name(device), *map(str, machine)]}
+    path = folder / f"{sha256_of_content(whole)[:40]}.safetensors"
     if path.is_file():
         try:
             # A copy, because products can depend on where in memory their operands begin.
