@@ -22,7 +22,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from clew.config.training import DEFAULT_TIMEOUT_SECONDS
-from clew.errors import ConfigError, PeerError
+from clew.errors import ConfigError, PeerError, refusing
 from clew.training.sharding import Exchange, row_shards, shard_of
 
 LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
@@ -182,17 +182,13 @@ def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[W
     if "RANK" not in os.environ:
         yield World()
         return
-    try:
+    what = "RANK is set, but WORLD_SIZE is missing, or a variable of torchrun is not a number"
+    with refusing(what, KeyError, ValueError, advice="; start with torchrun", error=ConfigError):
         world = World(
             rank=int(os.environ["RANK"]),
             size=int(os.environ["WORLD_SIZE"]),
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         )
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            "RANK is set, but WORLD_SIZE is missing, or a variable of torchrun is not a number "
-            f"({error}); start with torchrun"
-        ) from None
     if world.size > 1:
         # Training on the CPU of a machine with a GPU needs gloo, and so does `main_first`.
         both = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

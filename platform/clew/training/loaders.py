@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, pairwise
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ BLOCKS_TOGETHER = 256
 """Minimum number of blocks whose examples are shuffled together."""
 
 
+@runtime_checkable
 class Batch(Protocol):
     """Examples that go through the model together."""
 
@@ -66,6 +67,7 @@ B_co = TypeVar("B_co", bound=Batch, covariant=True)
 B = TypeVar("B", bound=Batch)
 
 
+@runtime_checkable
 class ExampleSource(Protocol[B_co]):
     """Examples that are read by index; it must be picklable for worker processes."""
 
