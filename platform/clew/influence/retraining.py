@@ -69,10 +69,9 @@ def why_not_stacked(config: RunConfig, num_entities: int) -> str:
         "training.max_grad_norm": config.training.max_grad_norm is not None,
         "optimizer.row_wise": isinstance(config.optimizer, Adagrad) and config.optimizer.row_wise,
     }
-    fields = type(config.loss).model_fields.items()
     reasons |= {
         f"loss.{name}": getattr(config.loss, name) != field.default
-        for name, field in fields
+        for name, field in type(config.loss).model_fields.items()
         if name not in FOLLOWED
     }
     for setting in (name for name, is_set in reasons.items() if is_set):
