@@ -13,8 +13,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError, counted
 from clew.files import working_folder
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.candidate_lists import scored_triples
-from clew.link_prediction.candidates import Limits
+from clew.link_prediction.candidates import Limits, scored_triples
 from clew.link_prediction.model_folder import (
     ANSWER_SETS_FILE,
     VOCABULARY_FOLDER,

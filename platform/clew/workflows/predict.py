@@ -15,8 +15,7 @@ from clew.errors import DataError, UsageError, counted, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.candidate_lists import list_pairs, scored_triples
-from clew.link_prediction.candidates import EVERYTHING, Limits
+from clew.link_prediction.candidates import EVERYTHING, Limits, list_pairs, scored_triples
 from clew.link_prediction.model_folder import (
     VOCABULARY_FOLDER,
     load_graph_model,
