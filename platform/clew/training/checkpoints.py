@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, cat, nn
 
-from clew.errors import CheckpointError, OutOfMemoryError, PlaceError, described, quoted, refusing
+from clew.errors import CheckpointError, OutOfMemoryError, PlaceError, described, quoted
 from clew.files import replacing, sync
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
@@ -226,9 +226,12 @@ def load_training_values(folder: Path) -> TrainingValues:
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
     require_unchanged(path, read_manifest(folder))
-    what, advice = f"{path}: not a training state", "; use another checkpoint"
-    with refusing(what, ValidationError, advice=advice, error=CheckpointError):
+    try:
         return TrainingValues.model_validate(read_json(path, MAX_TRAINING_STATE_BYTES))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: {described(error)}; the checkpoint cannot be used"
+        ) from None
 
 
 def require_whole(folder: Path) -> Manifest:
