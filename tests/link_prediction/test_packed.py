@@ -164,7 +164,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[Path], obj
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clew.link_prediction import packed
+from clew.link_prediction import sources as packed
 from clew.link_prediction.sources import BUNDLED, files_of_folder
 
 def write(path, graph):
