@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -44,12 +44,23 @@ FINGERPRINT_FRAMES = 64
 """Number of frames whose pixels are part of the fingerprint; all other columns are complete."""
 
 
+class FrameStore(Protocol):
+    """Pixels of frames, read on demand; picklable for worker processes."""
+
+    @property
+    def shape(self) -> stores.FrameShape:
+        """(frame, channel, height, width)."""
+
+    def read(self, frames: np.ndarray) -> np.ndarray:
+        """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
+
+
 @dataclass(frozen=True, eq=False)
 class FrameTable:
     """Frames in order with scalars, target, group and time; pixels stay in their file."""
 
     source: str
-    images: "stores.Frames | _Pixels"
+    images: FrameStore
     target: np.ndarray
     """`(frame,)`, float64, NaN for a frame without a target."""
     group: np.ndarray

@@ -124,13 +124,13 @@ class UnrolledTracer:
     def _refuse_other_losses(self) -> None:
         if self.task.terms is not None:
             raise ConfigError(
-                f"{NEEDS} are not defined for loss terms per triple (loss.regularizer, "
+                f"{unrolling.NEEDS} are not defined for loss terms per triple (loss.regularizer, "
                 "loss.relation_prediction_weight); explain with --score raw or cosine"
             )
         if self.config.influence.test_loss != "trained":
             raise ConfigError(
                 f"influence.test_loss is {self.config.influence.test_loss}; only the trained loss "
-                f"is differentiated through training ({NEEDS}): leave test_loss out"
+                f"is differentiated through training ({unrolling.NEEDS}): leave test_loss out"
             )
 
 
