@@ -23,10 +23,10 @@ import numpy as np
 from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.link_prediction.model_folder import load_predictor
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.prediction import Query
 from clew.link_prediction.ranking import RankingSettings, rank_triples
+from clew.link_prediction.subject import load_predictor
 from clew.link_prediction.triples import FilterIndex
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks import influence_speed, load_triples, serving_speed, wide_graph

@@ -24,8 +24,7 @@ import numpy as np
 
 from clew.config.data import TripleData
 from clew.config.training import TrainingConfig
-from clew.link_prediction.packed import pack_graph, read_packed
-from clew.link_prediction.sources import load_graph
+from clew.link_prediction.sources import load_graph, pack_graph, read_packed
 from clew.link_prediction.triple_batches import OneVsAllExamples
 from clew.link_prediction.triple_files import GraphFiles
 from clew.runs.hardware import GIB

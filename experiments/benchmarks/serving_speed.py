@@ -31,14 +31,14 @@ import torch
 from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.model_folder import (
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.prediction import Query
+from clew.link_prediction.subject import (
     ENTITIES_FILE,
     RELATIONS_FILE,
     load_predictor,
     write_model_folder,
 )
-from clew.link_prediction.models.conve import ConvE
-from clew.link_prediction.prediction import Query
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.hardware import GIB
 from clew.runs.registry import save_servable

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from clew.config.data import ImportSettings
-from clew.link_prediction.packed import SCHEMA, pack_graph, read_packed
+from clew.link_prediction.sources import PACKED_SCHEMA as SCHEMA
+from clew.link_prediction.sources import pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
 from clew.workflows.data import import_data
 from tests.attack.cases import attempt, fuzz, replaced

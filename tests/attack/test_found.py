@@ -23,7 +23,7 @@ from clew.language_modeling.tokens import load_tokens
 from clew.link_prediction.calibration import AnswerSets, Calibration
 from clew.link_prediction.descriptions import read_edge_map
 from clew.link_prediction.given_negatives import read_given_negatives
-from clew.link_prediction.model_folder import read_known
+from clew.link_prediction.subject import read_known
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN

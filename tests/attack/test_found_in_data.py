@@ -21,7 +21,9 @@ from clew.input_files import columns_of
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.imports import import_graph
-from clew.link_prediction.packed import KEY, SCHEMA, pack_graph, read_packed
+from clew.link_prediction.sources import PACKED_KEY as KEY
+from clew.link_prediction.sources import PACKED_SCHEMA as SCHEMA
+from clew.link_prediction.sources import pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
 from clew.workflows.predict_windows import read_texts
 from tests.attack.cases import refused

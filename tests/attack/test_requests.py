@@ -7,8 +7,8 @@ from hypothesis.strategies import DrawFn
 from clew.image_sequences.prediction import WindowPredictor
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.writer import continuation, load_text_folder
-from clew.link_prediction.model_folder import load_predictor
 from clew.link_prediction.prediction import Query
+from clew.link_prediction.subject import load_predictor
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import damaged_value, texts, values
 from tests.attack.material import Material

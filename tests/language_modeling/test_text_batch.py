@@ -11,9 +11,9 @@ import torch
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import ConfigError, NonFiniteLossError
-from clew.language_modeling import text_batch
+from clew.language_modeling import subject as text_batch
 from clew.language_modeling.model import CarriedState, EigenstateLM, Sampling
-from clew.language_modeling.text_batch import TextBatch
+from clew.language_modeling.subject import TextBatch
 from clew.language_modeling.tokenizers import ByteTokenizer
 from clew.language_modeling.writer import TextModel, continuation
 from clew.subject import Waiting, current_request

@@ -9,10 +9,9 @@ import torch
 
 from clew.config.load import from_mapping
 from clew.errors import ConfigError, DataError
-from clew.link_prediction import candidate_lists
+from clew.link_prediction import candidates as candidate_lists
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.candidate_lists import COLUMNS, list_pairs, table_of_pairs
-from clew.link_prediction.candidates import Limits
+from clew.link_prediction.candidates import COLUMNS, Limits, list_pairs, table_of_pairs
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.prediction import Predictor, Query
 from clew.link_prediction.triples import FilterIndex

@@ -17,9 +17,9 @@ from clew.__main__ import run as run_command
 from clew.config.load import load
 from clew.errors import ConfigError, DataError
 from clew.link_prediction import tables, triple_files, triples
-from clew.link_prediction.packed import KEY, pack_graph, read_packed
 from clew.link_prediction.plausibility import report
-from clew.link_prediction.sources import BUNDLED, files_of_folder
+from clew.link_prediction.sources import BUNDLED, files_of_folder, pack_graph, read_packed
+from clew.link_prediction.sources import PACKED_KEY as KEY
 from clew.link_prediction.tables import TRIPLE, _coded_blocks, read_coded
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import SPLITS, FilterIndex
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[Path], obj
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clew.link_prediction import packed
+from clew.link_prediction import sources as packed
 from clew.link_prediction.sources import BUNDLED, files_of_folder
 
 def write(path, graph):

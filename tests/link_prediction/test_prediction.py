@@ -11,7 +11,9 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.model_folder import (
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.prediction import Predictor, Query
+from clew.link_prediction.subject import (
     ENTITIES_FILE,
     RELATIONS_FILE,
     load_predictor,
@@ -19,8 +21,6 @@ from clew.link_prediction.model_folder import (
     write_known,
     write_model_folder,
 )
-from clew.link_prediction.models.conve import ConvE
-from clew.link_prediction.prediction import Predictor, Query
 from clew.link_prediction.triples import FilterIndex
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.checkpoints import write_checkpoint

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clew.link_prediction.packed import pack_graph
-from clew.link_prediction.sources import BUNDLED, files_of_folder
+from clew.link_prediction.sources import BUNDLED, files_of_folder, pack_graph
 from clew.runs.reading.runs import find_run
 from clew.workflows.evaluate import evaluate
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clew.errors import PromotionRefused, TrackingError
-from clew.link_prediction.model_folder import load_predictor
 from clew.link_prediction.prediction import Predictor, Query
+from clew.link_prediction.subject import load_predictor
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
 from clew.workflows.open_run import SERVED_FOLDER

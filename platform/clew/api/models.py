@@ -21,8 +21,7 @@ from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.writer import TextModel, continuation
-from clew.link_prediction.candidate_lists import list_pairs, scored_triples
-from clew.link_prediction.candidates import Limits
+from clew.link_prediction.candidates import Limits, list_pairs, scored_triples
 from clew.link_prediction.prediction import Predictor, Query
 from clew.runs.reading.search import run_meant
 from clew.workflows.evaluate import EvaluateResult

@@ -48,7 +48,7 @@ class FrameStore(Protocol):
     """Pixels of frames, read on demand; picklable for worker processes."""
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> stores.FrameShape:
         """(frame, channel, height, width)."""
 
     def read(self, frames: np.ndarray) -> np.ndarray:
@@ -105,13 +105,13 @@ def find_frames(config: ImageSequenceData) -> Path:
         )
     name = check_data_name(str(config.name))
     candidates = [root / f"{name}{s}" for s in ("", *stores.HDF5_SUFFIXES, stores.ZARR_SUFFIX)]
-    found = next((path for path in candidates if path.exists()), None)
-    if found is None:
-        raise ConfigError(
-            f"data.name is {config.name!r}; expected one of "
-            f"{', '.join(path.name for path in candidates)} in {root}"
-        )
-    return found
+    for path in candidates:
+        if path.exists():
+            return path
+    raise ConfigError(
+        f"data.name is {config.name!r}; expected one of "
+        f"{', '.join(path.name for path in candidates)} in {root}"
+    )
 
 
 def read_frames(

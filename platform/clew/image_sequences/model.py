@@ -22,6 +22,7 @@ Notable choices of the network for a frame:
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,13 +178,9 @@ class FrameEncoder(nn.Module):
 
     def forward(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
         """Return the feature vectors of each frame's patches; one patch if there is no grid."""
-
-        def encode(x: Frames) -> Float[Tensor, "frame patch map"]:
-            return self._encode(x, scalars)
-
         if self.recomputes and self.training and torch.is_grad_enabled():
-            return recomputed(encode, frames, within=self)
-        return encode(frames)
+            return recomputed(partial(self._encode, scalars=scalars), frames, within=self)
+        return self._encode(frames, scalars)
 
     def _encode(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
         maps, grid = self.maps(frames, scalars), self.patches or (1, 1)

@@ -10,7 +10,6 @@ A model folder has what predictions need, so that the training data are not need
 """
 
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +28,7 @@ from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import FrameTable
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.windows import ScalarEncoding, SequenceWindows, complete_window_ends
-from clew.training.checkpoints import copy_weights, read_model
+from clew.training.checkpoints import read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 SEQUENCES_FILE = "sequences.json"
@@ -52,18 +51,6 @@ class SequencesRecord(BaseModel):
     def read(cls, path: Path) -> "SequencesRecord":
         with refusing(f"{path}: not a record of image sequences", OSError, ValidationError):
             return cls.model_validate_json(path.read_bytes())
-
-
-def write_model_folder(
-    folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
-) -> Path:
-    """Copy a checkpoint, and the `sequences.json` in the folder `record`, into a new folder."""
-    folder.mkdir(parents=True)
-    copy_weights(checkpoint, folder)
-    shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
-    if errors is not None:
-        errors.write(folder / HELD_OUT_FILE)
-    return folder
 
 
 def load_sequence_model(

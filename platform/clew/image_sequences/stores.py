@@ -68,15 +68,12 @@ def opened(path: Path, names: tuple[str, ...]) -> Iterator[FrameFile]:
         with refusing(f"{path}: not a readable HDF5 file", OSError):
             file = h5py.File(path, "r")
         with file:
-            yield _of_hdf5(path, file, names)
-
-
-def _of_hdf5(path: Path, file: Any, names: tuple[str, ...]) -> FrameFile:
-    links = set(file)  # includes links whose target does not exist
-    arrays = {name: _data_set(path, file, name) for name in names if name in links}
-    if "images" not in arrays:
-        raise _none(path, "data set images", file)
-    return FrameFile(arrays, {name: file.attrs[name] for name in ATTRIBUTES if name in file.attrs})
+            links = set(file)  # includes links whose target does not exist
+            arrays = {name: _data_set(path, file, name) for name in names if name in links}
+            if "images" not in arrays:
+                raise _none(path, "data set images", file)
+            said = {name: file.attrs[name] for name in ATTRIBUTES if name in file.attrs}
+            yield FrameFile(arrays, said)
 
 
 def _data_set(path: Path, file: Any, name: str) -> Any:

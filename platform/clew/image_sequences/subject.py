@@ -13,12 +13,12 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.files import working_folder
 from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
-from clew.image_sequences.prediction import WindowPredictor, write_model_folder
+from clew.image_sequences.prediction import HELD_OUT_FILE, WindowPredictor
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import load_sequences
 from clew.subject import Forms, Row, Settings, Subject
+from clew.training.checkpoints import copy_weights
 
 NUM_WINDOWS = 2
 """Number of windows that a candidate must predict before it is promoted."""
@@ -111,9 +111,11 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
         checkpoint: Path,
         calibration: HeldOutErrors | None,
     ) -> None:
-        with working_folder("record") as work:
-            task.write_artifacts(work)
-            write_model_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
+        folder.mkdir(parents=True)
+        copy_weights(checkpoint, folder)
+        task.write_artifacts(folder)
+        if calibration is not None:
+            calibration.write(folder / HELD_OUT_FILE)
 
     def example_rows(self, task: SequenceRegression) -> list[dict[str, Any]]:
         """Return windows of the training data, in the units of the files."""

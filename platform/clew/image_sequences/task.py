@@ -31,7 +31,6 @@ from clew.image_sequences.windows import (
     fit_scalers,
     present_values,
 )
-from clew.training.checkpoints import read_model
 from clew.training.task import ExampleValues, LossSum
 
 logger = logging.getLogger(__name__)
@@ -88,9 +87,6 @@ class SequenceRegression:
             for name, value in vars(self.scalers).items():
                 getattr(model, name).copy_(torch.as_tensor(value))
         return model
-
-    def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:
-        return read_model(checkpoint, self.build_model).to(device).eval()
 
     def train_examples(self) -> SequenceWindows:
         return self.splits.windows["train"]

@@ -56,12 +56,9 @@ class FactoredGradients(Generic[B]):
         examined: Mapping[str, str] | None = None,
     ) -> None:
         self.task, self.model = task, model.eval()
-        self.parameters = {
-            name: p for name, p in model.named_parameters() if p.requires_grad and select(name)
-        }
-        self._frozen = [
-            p for name, p in model.named_parameters() if p.requires_grad and not select(name)
-        ]
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.parameters = {name: p for name, p in trainable if select(name)}
+        self._frozen = [p for name, p in trainable if not select(name)]
         if not self.parameters:
             raise InfluenceError("no trainable parameter is selected; select at least one layer")
         self.half: torch.dtype | None = None  # the examination runs in full precision

@@ -32,7 +32,7 @@ from clew.config.load import with_settings
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.training import Adagrad
-from clew.errors import ConfigError, DataError, described
+from clew.errors import ConfigError, refusing
 from clew.files import replacing, working_folder, write_whole
 from clew.influence.outcomes import FactKeys, Facts, Outcomes, WithoutFacts
 from clew.link_prediction.losses.one_vs_all import Targets, row_losses
@@ -69,10 +69,9 @@ def why_not_stacked(config: RunConfig, num_entities: int) -> str:
         "training.max_grad_norm": config.training.max_grad_norm is not None,
         "optimizer.row_wise": isinstance(config.optimizer, Adagrad) and config.optimizer.row_wise,
     }
-    fields = type(config.loss).model_fields.items()
     reasons |= {
         f"loss.{name}": getattr(config.loss, name) != field.default
-        for name, field in fields
+        for name, field in type(config.loss).model_fields.items()
         if name not in FOLLOWED
     }
     for setting in (name for name, is_set in reasons.items() if is_set):
@@ -322,17 +321,11 @@ class KeptRetrainings:
             np.savez(file, **vars(outcomes))
 
     def read(self, retraining: Retraining) -> Outcomes:
-        try:
-            with (
-                self._path(retraining).open("rb") as file,
-                np.load(file, allow_pickle=False) as stored,
-            ):
-                return Outcomes(**stored)
-        except Exception as error:  # damaged zip files and NumPy headers raise many error types
-            raise DataError(
-                f"{self._path(retraining)}: cannot be read ({described(error)}); delete it to "
-                "train that model again"
-            ) from None
+        path, advice = self._path(retraining), "; delete it to train that model again"
+        # Damaged zip files and NumPy headers raise many error types.
+        refused = refusing(f"{path}: cannot be read", Exception, advice=advice)
+        with refused, path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return Outcomes(**stored)
 
     def _path(self, retraining: Retraining) -> Path:
         return self.folder / f"{retraining.key}.npz"

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
+from clew.influence import unrolling
 from clew.influence.factors import (
     Factor,
     Factors,
@@ -45,13 +46,6 @@ from clew.influence.scores import (
     tile_of_intervals,
 )
 from clew.influence.summation import Products, Sums, checked_weights
-from clew.influence.unrolling import (
-    load_average,
-    pass_name,
-    require_replayable,
-    require_states,
-    through_training,
-)
 from clew.influence.window_index import (
     Estimates,
     Searched,
@@ -317,8 +311,8 @@ class UnrolledWindowTracer(WindowTracer[B]):
         device: torch.device,
         cache: Path,
     ) -> None:
-        require_replayable(config, device)
-        require_states(checkpoints)
+        unrolling.require_replayable(config, device)
+        unrolling.require_states(checkpoints)
         super().__init__(task, task.train_examples(), checkpoints, device=device, with_cosine=False)
         self._config, self._cache = config, cache
 
@@ -326,7 +320,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
         """Return the model of a checkpoint in evaluation mode, with its average if it has one."""
         model = super().model(record)
         if self._config.training.ema_decay is not None:
-            load_average(model, record.path)
+            unrolling.load_average(model, record.path)
         return model
 
     def explain(
@@ -346,9 +340,9 @@ class UnrolledWindowTracer(WindowTracer[B]):
             for value in vars(test).values()
             if isinstance(value, Tensor)
         ]
-        name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
+        name = unrolling.pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
         losses = [partial(self._loss, batch=test) for test in on_device]
-        by_interval = through_training(
+        by_interval = unrolling.through_training(
             lambda: Replay(self._config, self.task, self.checkpoints, self.device),
             ExampleFacts(self.task),
             losses,

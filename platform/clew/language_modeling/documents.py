@@ -264,14 +264,10 @@ def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
     import datasets
 
     data_set = SHORT_NAMES.get(name, (name,))
-    try:
+    what = f"{name}: the Hugging Face data set {data_set[0]} cannot be read"
+    advice = "; give another data set, or a text file or a folder of text files"
+    with refusing(what, OSError, ValueError, datasets.exceptions.DatasetsError, advice=advice):
         rows = datasets.load_dataset(*data_set, split="train", streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"{name}: the Hugging Face data set {data_set[0]} cannot be read ({reason}); give "
-            "another data set, or a text file or a folder of text files"
-        ) from None
     for row in rows:
         if text_column not in row:
             raise DataError(f"{name}: no column {text_column!r}; found {_listed(row)}")

@@ -10,7 +10,7 @@
 Windows are read directly from the memory map, through the page cache of the system.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from clew.errors import DataError, quoted, refusing
-from clew.files import write_json
 from clew.language_modeling.tokenizers import Tokenizer
 
 SCHEMA_VERSION = 2
@@ -57,9 +56,6 @@ class PackManifest:
     has_lengths: bool = False
     """Whether `bytes.bin` has the number of bytes of each token."""
     schema_version: int = SCHEMA_VERSION
-
-    def write(self, folder: Path) -> None:
-        write_json(folder / MANIFEST_FILE, asdict(self))
 
 
 _MANIFESTS = TypeAdapter(PackManifest)

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from clew.errors import DataError, described
-from clew.files import expanded, replacing, write_whole
+from clew.files import expanded, replacing, write_json, write_whole
 from clew.language_modeling.documents import Unit, plan_units, read_unit
 from clew.language_modeling.packed_tokens import (
     LENGTH_TYPE,
@@ -214,7 +214,7 @@ def join_parts(
         tokenizer_tokens=seen,
         has_lengths=lengths is not None,
     )
-    manifest.write(output)
+    write_json(output / MANIFEST_FILE, asdict(manifest))
     shutil.rmtree(output / PARTS_FOLDER)
     return manifest
 

@@ -65,12 +65,10 @@ class FileTokenizer:
     def __init__(self, path: Path) -> None:
         with extra("language"):
             import tokenizers
-        try:
+        with refusing(f"{path}: cannot be read as a tokenizer", OSError):
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise DataError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; not a tokenizer")
             content = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read as a tokenizer ({error.strerror})") from None
         try:
             text = content.decode("utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(text)

@@ -29,12 +29,13 @@ from clew.language_modeling.packed_tokens import (
 )
 from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
 from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, encode_prompt, load_tokenizer
+from clew.training.loaders import TensorBatch
 
 SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class TokenBatch:
+class TokenBatch(TensorBatch):
     """Windows of tokens with their targets."""
 
     tokens: Tensor
@@ -63,13 +64,6 @@ class TokenBatch:
         if self.counted is not None:
             return int(self.counted.sum())
         return self.num_examples * (self.tokens.shape[1] - 1)
-
-    def to(self, device: torch.device) -> Self:
-        counted = None if self.counted is None else self.counted.to(device)
-        return replace(self, tokens=self.tokens.to(device, non_blocking=True), counted=counted)
-
-    def pin_memory(self) -> Self:
-        return replace(self, tokens=self.tokens.pin_memory())
 
     def units(self) -> dict[str, int]:
         return {"examples": self.num_examples, "tokens": self.count}

@@ -46,7 +46,7 @@ from clew.language_modeling.tokenizers import (
     load_tokenizer,
 )
 from clew.layers.eigenstate import LayerState
-from clew.training.checkpoints import copy_weights, read_model
+from clew.training.checkpoints import read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 TOKENS_FILE = "tokens.json"
@@ -71,13 +71,6 @@ def write_tokens(folder: Path, packed: PackedTokens) -> None:
     write_json(folder / TOKENS_FILE, asdict(packed.manifest))
     if packed.manifest.tokenizer != BYTES:
         shutil.copy2(packed.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE)
-
-
-def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) -> Path:
-    folder.mkdir(parents=True)
-    copy_weights(checkpoint, folder)
-    write_tokens(folder, packed)
-    return folder
 
 
 def load_text_folder(folder: Path) -> TextModel:

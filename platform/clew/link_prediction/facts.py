@@ -27,6 +27,7 @@ from clew.link_prediction.vocabulary import Kind, Vocabulary
 ROLES = ("head", "relation", "tail")
 NUMBER_OF_A_KIND = re.compile(r"(?s)\d+(\.0)?\t.+")
 NO_NAME = r"^$|[\x00-\x1f\x7f]"
+EXPECTED_NAME = ", which is not a name; expected text without tabs and line ends"
 SPLIT_WORDS: dict[Split, str] = {
     "train": "train trains training trn trainval",
     "valid": "valid validation validate validating val dev devel develop development eval "
@@ -69,7 +70,9 @@ def facts_of(
     facts = [part for part in parts if part.holds == "facts"]
     for part in facts:
         _replace_ids(part, dictionaries)
-        _check_names(part)
+        for role in ROLES:
+            bad = pc.match_substring_regex(part.columns[role].dictionary, NO_NAME)
+            part.refuse(part.columns[role], bad, f"{role} is", EXPECTED_NAME)
         _use_flags(part, settings, found, is_negative=part.path in names.negative)
         _use_qualifiers(part, settings, found)
         for role, column in columns.items():
@@ -213,14 +216,6 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
                 said = known.unknown_name_message(name)
             raise DataError(f"{part.path}, line {part.lines[row]}: {said}")
         part.columns[role] = Texts.from_arrays(column.indices, names.take(pa.array(ids)))
-
-
-def _check_names(part: Part) -> None:
-    for role in ROLES:
-        column = part.columns[role]
-        bad = pc.match_substring_regex(column.dictionary, NO_NAME)
-        expected = ", which is not a name; expected text without tabs and line ends"
-        part.refuse(column, bad, f"{role} is", expected)
 
 
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:

@@ -32,7 +32,6 @@ from clew.link_prediction.column_names import (
 )
 from clew.link_prediction.denials import flag_of, is_stated, may_be_flag, values_of
 from clew.link_prediction.dictionaries import fault_of_ids, repeated_in
-from clew.link_prediction.rdf import RDF, read_rdf
 from clew.link_prediction.tables import Form, Texts, by_row, filled, read_table, sniff
 
 Holds = Literal["facts", "nodes", "relations", "entity ids", "relation ids"]
@@ -110,11 +109,9 @@ def read_file(
         )
     if suffix in (*ARRAYS, *PARQUET) and (archive_of(path) or path.suffix.lower() != suffix):
         raise DataError(f"{path}: a packed {suffix} file is not read; unpack it first")
-    if suffix in RDF:
-        facts, nodes, notes = read_rdf(path, RDF[suffix])
-        parts = [
-            Part(path, RDF[suffix].name, "facts", facts, range(len(facts["head"])), notes=notes)
-        ]
+    if form := other_formats.RDF.get(suffix):
+        facts, nodes, notes = other_formats.read_rdf(path, form)
+        parts = [Part(path, form.name, "facts", facts, range(len(facts["head"])), notes=notes)]
         labels = Part(path, "labels", "nodes", nodes, range(len(nodes["id"])))
         return parts + [labels] * bool(len(nodes["id"]))
     if suffix in ARRAYS:
@@ -124,7 +121,8 @@ def read_file(
     if suffix in PARQUET:
         return _by_name(path, *other_formats.read_parquet(path), columns, "Parquet")
     if suffix in (".jsonl", ".ndjson"):
-        return _by_name(path, *other_formats.read_json_lines(path), columns, "JSON Lines")
+        lines = other_formats.as_table(other_formats.json_lines(path))
+        return _by_name(path, *lines, columns, "JSON Lines")
     if suffix == ".json":
         tables = other_formats.read_json(path)
         said = [""] * (len(tables) - 1) + [columns]

@@ -67,8 +67,7 @@ def score_triples(
     """Return the mean of each triple's two scores, as a query for its tail and for its head."""
     by_tail = score_tails(model, triples, triples[:, [TAIL]])
     by_head = score_heads(model, triples, triples[:, [HEAD]], num_relations)
-    mean: np.ndarray = 0.5 * (by_tail + by_head)[:, 0]
-    return mean
+    return np.asarray(0.5 * (by_tail + by_head)[:, 0])
 
 
 def _scores(
@@ -133,12 +132,11 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
             rows = f"{count} rows" + " of one or more wrong names" * (expected == 2)
             raise DataError(f"{path}, array {key}: shape {values.shape}; expected {rows}")
 
-    def entity_ids(key: str) -> np.ndarray:
-        return _ids(path, key, arrays, entities)
-
-    relation = _ids(path, "relation", arrays, relations)
-    triples = np.stack([entity_ids("head"), relation, entity_ids("tail")], axis=1)
-    return GivenNegatives(triples.astype(np.int32), entity_ids("head_neg"), entity_ids("tail_neg"))
+    ids = {
+        key: _ids(path, key, arrays, relations if key == "relation" else entities) for key in needed
+    }
+    triples = np.stack([ids[key] for key in TRIPLE_KEYS], axis=1)
+    return GivenNegatives(triples.astype(np.int32), ids["head_neg"], ids["tail_neg"])
 
 
 def rank_given(model: GraphModel, given: GivenNegatives, num_relations: int) -> RankingResult:
@@ -154,8 +152,7 @@ def rank_given(model: GraphModel, given: GivenNegatives, num_relations: int) -> 
 def _ranks(scores: CandidateScores) -> np.ndarray:
     """Return the rank of the first column in each row."""
     own, wrong = scores[:, :1], scores[:, 1:]
-    ranks: np.ndarray = 1.0 + (wrong > own).sum(1) + 0.5 * (wrong == own).sum(1)
-    return ranks
+    return np.asarray(1.0 + (wrong > own).sum(1) + 0.5 * (wrong == own).sum(1))
 
 
 def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary) -> np.ndarray:

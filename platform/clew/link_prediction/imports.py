@@ -27,7 +27,7 @@ from clew.link_prediction.denials import NEGATIVE_WORDS, says_negative, words_of
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import FileNames, facts_of, split_of
 from clew.link_prediction.formats import Part, read_file
-from clew.link_prediction.rdf import RDF
+from clew.link_prediction.other_formats import RDF
 from clew.link_prediction.tables import Texts, single, sniff
 from clew.link_prediction.triples import SPLITS, KnowledgeGraph, Split, Triples, as_keys, row_blocks
 from clew.link_prediction.vocabulary import Kind, Vocabulary

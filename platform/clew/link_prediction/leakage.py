@@ -161,8 +161,7 @@ def is_leaked(graph: KnowledgeGraph, triples: Triples, pairs: Sequence[RelationP
 
 def _ends(triples: Triples, num_entities: int) -> np.ndarray:
     """Return a number for the head and tail of each triple."""
-    found: np.ndarray = triples[:, 0].astype(np.int64) * num_entities + triples[:, 2]
-    return found
+    return np.asarray(triples[:, 0].astype(np.int64) * num_entities + triples[:, 2])
 
 
 def marks(test: np.ndarray, facts: Triples, pairs: Sequence[RelationPair]) -> np.ndarray:

@@ -1,21 +1,30 @@
-"""Reads Parquet, JSON, JSON Lines and OGB's arrays as columns of text."""
+"""Reads RDF, Parquet, JSON, JSON Lines and OGB's arrays as columns of text."""
 
 import json
 import re
 import warnings
 import zipfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyoxigraph
 
-from clew.errors import DataError, refusing
-from clew.input_files import check_is_file, check_ratio, line_blocks, read_bytes
+from clew.errors import DataError, quoted, refusing
+from clew.input_files import (
+    FREE_BYTES,
+    BlockStream,
+    check_is_file,
+    check_ratio,
+    line_blocks,
+    read_bytes,
+)
 from clew.link_prediction.column_names import FLAGS, QUALIFIERS
 from clew.link_prediction.tables import MAX_COLUMNS, Texts, as_texts, single
 
@@ -26,6 +35,24 @@ NOT_READ = {
     ".rdf": "RDF/XML", ".owl": "RDF/XML", ".xml": "XML", ".jsonld": "JSON-LD", ".n3": "Notation3",
 }  # fmt: skip
 """Formats that are refused by name; entities of XML can fill the memory."""
+RDF = {
+    ".nt": pyoxigraph.RdfFormat.N_TRIPLES,
+    ".nq": pyoxigraph.RdfFormat.N_QUADS,
+    ".ttl": pyoxigraph.RdfFormat.TURTLE,
+    ".trig": pyoxigraph.RdfFormat.TRIG,
+}
+RDF_NAMES = (
+    "http://www.w3.org/2000/01/rdf-schema#label",
+    "http://www.w3.org/2004/02/skos/core#prefLabel",
+    "http://schema.org/name",
+    "https://schema.org/name",
+    "http://xmlns.com/foaf/0.1/name",
+)
+TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
+OWL = "http://www.w3.org/2002/07/owl#"
+DENIAL = f"{OWL}NegativePropertyAssertion"
+DENIED_PARTS = (f"{OWL}sourceIndividual", f"{OWL}assertionProperty", f"{OWL}targetIndividual")
+MAX_NAMES_RATIO = 20
 
 
 def read_aliases(path: Path) -> dict[str, Texts]:
@@ -38,6 +65,84 @@ def read_aliases(path: Path) -> dict[str, Texts]:
         "name": as_texts(["".join(row[1:2]) for row in rows]),
         "synonyms": as_texts(["".join(row[2:]).replace("\t", LIST_SEPARATOR) for row in rows]),
     }
+
+
+def read_rdf(
+    path: Path, form: pyoxigraph.RdfFormat
+) -> tuple[dict[str, Texts], dict[str, Texts], dict[str, str]]:
+    """Read RDF: triples of resources are facts, labels are names, types are kinds too."""
+    names: dict[str, int] = {}
+    facts = array("i")
+    nodes: dict[str, dict[str, tuple[int, str]]] = {}
+    others: Counter[str] = Counter()
+    num_bytes = num_characters = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal num_bytes
+        for block in line_blocks(path):
+            num_bytes += len(block)
+            yield block
+
+    with refusing(f"{path}: not {form.name}", SyntaxError, ValueError, OSError):
+        for quad in pyoxigraph.parse(input=cast("IO[bytes]", BlockStream(counted())), format=form):
+            predicate, value = quad.predicate.value, quad.object
+            if isinstance(quad.subject, pyoxigraph.Triple) or isinstance(value, pyoxigraph.Triple):
+                others["facts about facts"] += 1
+                continue
+            subject = _resource(quad.subject)
+            if isinstance(value, pyoxigraph.Literal):
+                if predicate in RDF_NAMES:
+                    rank = RDF_NAMES.index(predicate) + 9 * ((value.language or "en")[:2] != "en")
+                    node = nodes.setdefault(subject, {})
+                    node["name"] = min(node.get("name", (99, "")), (rank, value.value))
+                else:
+                    others[predicate] += 1
+                continue
+            if predicate == TYPE:
+                kind = 0, re.split(r"[#/]", _resource(value))[-1]
+                nodes.setdefault(subject, {}).setdefault("kind", kind)
+            for text in (subject, predicate, _resource(value)):
+                facts.append(names.setdefault(text, len(names)))
+                if facts[-1] == len(names) - 1:  # a prefix can be long, and used often
+                    num_characters += len(text)
+                    if num_characters > max(FREE_BYTES, MAX_NAMES_RATIO * num_bytes):
+                        raise DataError(
+                            f"{path}: its names take more than {MAX_NAMES_RATIO} times the size of "
+                            "the file; expected shorter prefixes"
+                        )
+    said = {
+        role: as_texts([node.get(role, (0, ""))[1] for node in nodes.values()])
+        for role in ("name", "kind")
+    }
+    shown = [f"{quoted(name)[1:-1]} ({n:,})" for name, n in others.most_common(5)]
+    notes = {"literals": f"not used: {', '.join(shown)}"} if others else {}
+    return _columns(names, facts), {"id": as_texts(list(nodes)), **said}, notes
+
+
+def _columns(names: dict[str, int], facts: "array[int]") -> dict[str, Texts]:
+    """Return facts by role; OWL's negative assertions become the facts that they deny."""
+    codes = np.frombuffer(facts, np.int32).reshape(-1, 3)
+    values = pa.array(list(names), pa.string())
+    is_denial = (codes[:, 1] == names.get(TYPE, -1)) & (codes[:, 2] == names.get(DENIAL, -1))
+    is_about = np.isin(codes[:, 0], codes[is_denial, 0])
+    assertions: dict[int, dict[int, int]] = {}
+    for assertion, part, value in codes[is_about].tolist():
+        assertions.setdefault(assertion, {})[part] = value
+    parts = [names.get(part, -1) for part in DENIED_PARTS]
+    denied = [[said[p] for p in parts] for said in assertions.values() if {*parts} <= said.keys()]
+    codes = np.concatenate([codes[~is_about], np.array(denied, np.int32).reshape(-1, 3)])
+    columns = {
+        role: Texts.from_arrays(pa.array(np.ascontiguousarray(codes[:, i])), values)
+        for i, role in enumerate(("head", "relation", "tail"))
+    }
+    if denied:
+        flags = pa.array(np.arange(len(codes)) >= len(codes) - len(denied)).cast(pa.int32())
+        columns["negated"] = Texts.from_arrays(flags, pa.array(["false", "true"]))
+    return columns
+
+
+def _resource(term: Any) -> str:
+    return str(term) if isinstance(term, pyoxigraph.BlankNode) else str(term.value)
 
 
 def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
@@ -84,7 +189,7 @@ def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
     if isinstance(content, dict) and "metaedge_tuples" in content:
         tables = _of_hetionet(path, *tables)
     return [
-        _as_table((f"{path}, object {i}", record) for i, record in enumerate(table, 1))
+        as_table((f"{path}, object {i}", record) for i, record in enumerate(table, 1))
         for table in tables
         if table
     ]
@@ -108,15 +213,9 @@ def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]
         ]
 
 
-def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
-    """Read objects, one on each line, as a table of text; lists are joined by `|`."""
-    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
-    return _as_table(_without_blank_end(path, lines))
-
-
-def _without_blank_end(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield lines with their places; blank ones may only be at the end."""
-    blank = 0
+def json_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield lines of JSON with their places; blank ones may only be at the end."""
+    blank, lines = 0, (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
     for number, line in enumerate(lines, 1):
         if not line.strip():
             blank = blank or number
@@ -126,10 +225,10 @@ def _without_blank_end(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str
             yield f"{path}, line {number}", line
 
 
-def _as_table(
+def as_table(
     records: Iterable[tuple[str, bytes | dict[str, Any]]],
 ) -> tuple[list[str], list[Texts]]:
-    """Return the columns of records or of their JSON, which come with their place."""
+    """Return records or their JSON, with their places, as a table; lists are joined by `|`."""
     codes: dict[str, dict[str, int]] = {}
     columns: dict[str, array[int]] = {}
     number = 0
@@ -150,14 +249,19 @@ def _as_table(
 
 
 def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
-    what = f"{place}: not a record of JSON"
-    with refusing(what, KeyError, TypeError, ValueError, RecursionError):
+    with refusing(
+        f"{place}: not a record of JSON", KeyError, TypeError, ValueError, RecursionError
+    ):
         record = json.loads(given) if isinstance(given, bytes) else given
         if not isinstance(record, dict):
             raise ValueError("not an object")
         of_neo4j = record.keys() & {"labels", "properties", "start"}
         if of_neo4j and record.get("type") in ("node", "relationship"):
-            record = _of_neo4j(record)
+            # Neo4j's JSON export (APOC), under the names of its CSV export.
+            ends = {f"_{end}": record[end]["id"] for end in ("start", "end") if end in record}
+            own = {"_type": record.get("label")} if ends else {"_id": record.get("id")}
+            own["_labels"] = record.get("labels")
+            record = {**record.get("properties", {}), **ends, **own}
         for entry in _listed(record.get(QUALIFIERS)):
             if isinstance(entry, dict) and "qualifier_type_id" in entry:
                 key = str(entry["qualifier_type_id"]).removeprefix("biolink:")
@@ -171,13 +275,6 @@ def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
         }
         "".join(texts.values()).encode()  # fails for a lone surrogate
     return texts
-
-
-def _of_neo4j(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of Neo4j's JSON export (APOC) under the names of its CSV export."""
-    ends = {f"_{end}": record[end]["id"] for end in ("start", "end") if end in record}
-    own = {"_type": record.get("label")} if ends else {"_id": record.get("id")}
-    return {**record.get("properties", {}), **ends, **own, "_labels": record.get("labels")}
 
 
 def _listed(value: object) -> list[Any]:
@@ -265,11 +362,8 @@ def _torch_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return those of some arrays that a file of torch holds; nothing in it is run."""
     try:
         content = read_torch(path, dict.fromkeys(NUMPY_TYPES, _Given))
-        found = {name: content[name] for name in names if name in content}
-        return {
-            name: value.values() if isinstance(value, _Given) else np.asarray(value)
-            for name, value in found.items()
-        }
+        found = [(name, content[name]) for name in names if name in content]
+        return {n: v.values() if isinstance(v, _Given) else np.asarray(v) for n, v in found}
     except DataError:
         raise
     except Exception:  # torch raises many types of error for a file that it does not read

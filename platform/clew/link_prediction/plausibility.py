@@ -104,9 +104,8 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
     what = f"{of} that differ by case, or forms of one letter, only"
     yield _same(pc.utf8_lower(keys), others, what, "Rename one of them")
     if names.kind == "entity" and names.label_array is not None:
-        labels = names.label_array
-        what = "entities of one name"
-        yield _same(labels, array, what, "Their identifiers keep them apart")
+        mend = "Their identifiers keep them apart"
+        yield _same(names.label_array, array, "entities of one name", mend)
 
 
 def _same(keys: pa.Array, names: pa.Array, what: str, mend: str) -> Finding:

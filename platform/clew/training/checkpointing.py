@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clew import names
-from clew.errors import CheckpointError, NonFiniteLossError, described
+from clew.errors import CheckpointError, NonFiniteLossError, refusing
 from clew.training.checkpoints import (
     AVERAGE,
     MODEL,
@@ -52,7 +52,7 @@ class Resumable:
         tensors, values = capture_generators()
         return TrainingState(
             optimizer=optimizer_tensors(self.optimizer, self.model),
-            tensors=self.world.gather_tensors(tensors, self.precision.device),
+            tensors=self.world.gather_tensors(tensors),
             values=TrainingValues(
                 progress=replace(self.progress),
                 generators=values,
@@ -68,16 +68,11 @@ class Resumable:
     def restore(self, folder: Path) -> None:
         own = row_shards(self.model)
         saved = load_training_state(folder, own)
-        try:
+        what, advice = f"{folder}: its training state does not fit", "; use another checkpoint"
+        # Optimizers, schedules and generators raise these errors for a state that does not fit.
+        kinds = RuntimeError, ValueError, TypeError, KeyError, OverflowError
+        with refusing(what, *kinds, advice=advice, error=CheckpointError):
             self._put_back(saved, folder, own)
-        except CheckpointError:
-            raise
-        except (RuntimeError, ValueError, TypeError, KeyError, OverflowError) as error:
-            # Optimizers, schedules and generators raise these errors for a state that does not fit.
-            raise CheckpointError(
-                f"{folder}: its training state does not fit ({described(error)}); use another "
-                "checkpoint"
-            ) from None
 
     def _put_back(self, saved: TrainingState, folder: Path, own: dict[str, RowShard]) -> None:
         sharded = own or rows_files(read_manifest(folder).sha256)

@@ -132,10 +132,8 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (SafetensorError, ValueError, RuntimeError) as error:
-        reason = described(error)
-        raise CheckpointError(
-            f"{path}: not a readable safetensors file ({reason}); use another checkpoint"
-        ) from None
+        what = f"{path}: not a readable safetensors file ({described(error)})"
+        raise CheckpointError(f"{what}; use another checkpoint") from None
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:

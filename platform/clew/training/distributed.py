@@ -22,7 +22,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from clew.config.training import DEFAULT_TIMEOUT_SECONDS
-from clew.errors import ConfigError, PeerError
+from clew.errors import ConfigError, PeerError, refusing
 from clew.training.sharding import Exchange, row_shards, shard_of
 
 LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
@@ -95,20 +95,12 @@ class World:
         parts = torch.split(exchange.gather(data, sizes, "texts"), sizes)
         return [bytes(part.tolist()).decode() for part in parts]
 
-    def gather_tensors(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Return the tensors of all processes on the CPU, with the names `<rank>/<name>`.
-
-        A tensor needs the same shape on every process.
-        """
-        if self.size == 1:
-            return {f"0/{name}": tensor for name, tensor in tensors.items()}
-        gathered: dict[str, Tensor] = {}
-        for name, tensor in sorted(tensors.items()):
-            own = tensor.to(device)
-            boxes = [torch.empty_like(own) for _ in range(self.size)]
-            dist.all_gather(boxes, own)
-            gathered |= {f"{rank}/{name}": box.cpu() for rank, box in enumerate(boxes)}
-        return gathered
+    def gather_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the CPU tensors of all processes, with the names `<rank>/<name>`."""
+        every = [tensors] * self.size
+        if self.size > 1:
+            dist.all_gather_object(every, tensors)
+        return {f"{rank}/{name}": t for rank, own in enumerate(every) for name, t in own.items()}
 
     def wait_for_peers(self, seconds: float) -> None:
         if self.size > 1:
@@ -190,17 +182,13 @@ def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[W
     if "RANK" not in os.environ:
         yield World()
         return
-    try:
+    what = "RANK is set, but WORLD_SIZE is missing, or a variable of torchrun is not a number"
+    with refusing(what, KeyError, ValueError, advice="; start with torchrun", error=ConfigError):
         world = World(
             rank=int(os.environ["RANK"]),
             size=int(os.environ["WORLD_SIZE"]),
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         )
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            "RANK is set, but WORLD_SIZE is missing, or a variable of torchrun is not a number "
-            f"({error}); start with torchrun"
-        ) from None
     if world.size > 1:
         # Training on the CPU of a machine with a GPU needs gloo, and so does `main_first`.
         both = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -51,7 +51,7 @@ class Batch(Protocol):
 
 
 class TensorBatch:
-    """What a batch has in common with others if all its fields are tensors."""
+    """What a batch has in common with others if all its fields are tensors, or None."""
 
     def to(self, device: torch.device) -> Self:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -60,7 +60,7 @@ class TensorBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        return type(self)(**{name: change(tensor) for name, tensor in vars(self).items()})
+        return type(self)(**{k: v if v is None else change(v) for k, v in vars(self).items()})
 
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)

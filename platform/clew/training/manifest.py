@@ -15,7 +15,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clew.errors import CheckpointError, described, quoted
+from clew.errors import CheckpointError, quoted, refusing
 from clew.names import CHECKPOINT_MANIFEST
 from clew.training.progress import Count, Weight
 
@@ -77,12 +76,9 @@ def read_json(path: Path, largest: int) -> Any:
         raise CheckpointError(
             f"{path}: larger than the limit of {largest:,} bytes; use another checkpoint"
         )
-    try:
+    what, advice = f"{path}: not valid JSON", "; use another checkpoint"
+    with refusing(what, ValueError, RecursionError, advice=advice, error=CheckpointError):
         return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: not valid JSON ({described(error)}); use another checkpoint"
-        ) from None
 
 
 def write_json(path: Path, content: object) -> None:
@@ -140,10 +136,7 @@ class CheckpointRecord:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of the files in `folder`, with their current digests."""
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
-    # The files were just written, so they are in the page cache. hashlib releases the GIL, so
-    # threads hash them in parallel.
-    with ThreadPoolExecutor() as pool:
-        digests = dict(zip((p.name for p in files), pool.map(sha256, files), strict=True))
+    digests = {path.name: sha256(path) for path in files}
     content = asdict(replace(manifest, sha256=digests))
     content["sha256"][MANIFEST_FILE] = sha256_of_content(content)
     write_json(folder / MANIFEST_FILE, content)
@@ -167,12 +160,9 @@ def read_manifest(folder: Path) -> Manifest:
     own = digests.pop(MANIFEST_FILE, None) if isinstance(digests, dict) else None
     if own is not None and own != sha256_of_content(content):
         raise _damaged(path)
-    try:
+    advice = "; use another checkpoint"
+    with refusing(f"{path}: not a manifest", ValidationError, advice=advice, error=CheckpointError):
         manifest = _MANIFESTS.validate_python(content)
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: {described(error)}; the checkpoint cannot be used"
-        ) from None
     if own is None:
         raise CheckpointError(
             f"{path}: no digest of itself in sha256; expected a manifest that Clew wrote; use "

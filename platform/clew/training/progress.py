@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.profiler import profile
 
 from clew import names
-from clew.errors import CheckpointError, described
+from clew.errors import CheckpointError, refusing
 from clew.layers.products import flop_formulas
 from clew.runs.base import Tracker
 from clew.training.hardware import find_card
@@ -92,12 +92,9 @@ class History:
 
 def last_step(path: Path) -> int:
     """Return the last optimizer step of a finished run, which its last checkpoint has too."""
-    try:
+    what, kinds = f"{path}: not a run's history", (pa.ArrowException, KeyError, OSError)
+    with refusing(what, *kinds, advice="; copy it here again", error=CheckpointError):
         steps = pq.read_table(path, columns=["step"])["step"].cast(pa.int64())
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise CheckpointError(
-            f"{path}: not a run's history ({described(error)}); copy it here again"
-        ) from None
     return int(pc.max(steps).as_py() or 0)
 
 

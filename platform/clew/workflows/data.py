@@ -18,9 +18,14 @@ from clew.image_sequences.windows import SequenceSplits, group_names, load_seque
 from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
 from clew.link_prediction.imports import import_graph, write_data_set
-from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.plausibility import report as report_on
-from clew.link_prediction.sources import describe, find_files, is_read_plainly, load_graph
+from clew.link_prediction.sources import (
+    describe,
+    find_files,
+    is_read_plainly,
+    load_graph,
+    pack_graph,
+)
 from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_folder, check_new_folder
 

@@ -52,7 +52,7 @@ class ModelSource:
     """A model on local disk, and where it comes from.
 
     `checkpoint` is the checkpoint folder. For a registered model it is the whole model folder,
-    which also contains names, known triples and calibration (`clew.link_prediction.model_folder`).
+    which also contains names, known triples and calibration (`clew.link_prediction.subject`).
     """
 
     reference: str

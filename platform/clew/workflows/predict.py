@@ -15,17 +15,16 @@ from clew.errors import DataError, UsageError, counted, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.candidate_lists import list_pairs, scored_triples
-from clew.link_prediction.candidates import EVERYTHING, Limits
-from clew.link_prediction.model_folder import (
+from clew.link_prediction.candidates import EVERYTHING, Limits, list_pairs, scored_triples
+from clew.link_prediction.prediction import Answer, Prediction, Predictor, Query
+from clew.link_prediction.rank_metrics import SIDES
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.subject import (
     VOCABULARY_FOLDER,
     load_graph_model,
     load_predictor,
     read_vocabularies,
 )
-from clew.link_prediction.prediction import Answer, Prediction, Predictor, Query
-from clew.link_prediction.rank_metrics import SIDES
-from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.workflows.model_source import (
     ModelSource,

@@ -146,14 +146,9 @@ class ConvETrunk(Trunk):
         return x1.view(-1, 1, *self.model.image_shape)
 
     def _columns(self, image: Tensor) -> Float[Tensor, "row weight position"]:
-        rows, columns = self.model.image_shape
         height, width = self.kernel.shape[2:]
-        positions = (rows - height + 1, columns - width + 1)
-        x1 = self._x1(image)
-        windows = x1.as_strided(
-            (len(x1), height, width, *positions), (rows * columns, columns, 1, columns, 1)
-        )
-        return windows.reshape(len(x1), height * width, -1)
+        windows = self._x1(image)[:, 0].unfold(1, height, 1).unfold(2, width, 1)
+        return windows.permute(0, 3, 4, 1, 2).reshape(len(image), height * width, -1)
 
     def _to_image(self, grad_u: Float[Tensor, "row channel position"]) -> Float[Tensor, "row n"]:
         """Return gx1: K^T of every position, added up where kernels overlap.

@@ -5,8 +5,6 @@ directions), or from all rows if there are fewer. The largest tensor in memory h
 the queries of these rows.
 """
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -27,7 +25,7 @@ from clew.influence.link_prediction.rows import ROW_CHUNK, DeltaRows, distinct_q
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.training.distributed import code_digest
-from clew.training.manifest import save_tensors
+from clew.training.manifest import save_tensors, sha256_of_content
 from clew.training.precision import device_name
 
 logger = logging.getLogger(__name__)
@@ -37,8 +35,6 @@ SCORES_AT_ONCE = 2**22
 """Number of scores, and of drawn labels, that are held at once."""
 FEATURES_AT_ONCE = 2**25
 """Number of features that are held at once; it can reduce the number of rows."""
-NUM_BLOCKS = 8
-"""Number of blocks of rows in which a symmetric product is computed."""
 LONGEST_FACTOR = 2048
 """Longest factor whose second moment is a matrix. For a longer factor, it is the mean of the
 diagonal; for example, for relations in a model that has a matrix for each relation."""
@@ -146,10 +142,9 @@ def leading_eigenvectors(
     """Return the largest eigenvalues of X^T X, their eigenvectors, and the trace, for values X.
 
     They are computed from the smaller of X^T X and X X^T, which have the same nonzero eigenvalues.
-    Only its lower triangle and the returned eigenvectors are computed.
     """
     tall = len(values) >= values.shape[1]
-    product = _lower_triangle(values.T if tall else values).double()
+    product = (values.T @ values if tall else values @ values.T).double()
     size = len(product)
     chosen = size - min(rank, size), size - 1
     found, vectors = map(
@@ -160,16 +155,6 @@ def leading_eigenvectors(
     if not tall:
         vectors = values.T @ (vectors / found.sqrt().to(values.dtype))
     return found, vectors, product.trace()
-
-
-def _lower_triangle(values: Float[Tensor, "n dim"]) -> Float[Tensor, "n n"]:
-    """Return X X^T with zeros to the right of its diagonal blocks, to halve the products."""
-    product = values.new_zeros(len(values), len(values))
-    for rows in torch.arange(len(values)).tensor_split(NUM_BLOCKS):
-        if len(rows):
-            start, end = int(rows[0]), int(rows[-1]) + 1
-            torch.mm(values[start:end], values[:end].T, out=product[start:end, :end])
-    return product
 
 
 def inverse(
@@ -242,10 +227,9 @@ def kept(
     """
     if folder is None:
         return _geometry(_tensors(make()))
-    machine = (torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
-    whole = [dict(depends_on), code_digest(), device_name(device), *map(str, machine)]
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{digest[:40]}.safetensors"
+    machine = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    whole = {**depends_on, "machine": [code_digest(), device_name(device), *map(str, machine)]}
+    path = folder / f"{sha256_of_content(whole)[:40]}.safetensors"
     if path.is_file():
         try:
             # A copy, because products can depend on where in memory their operands begin.

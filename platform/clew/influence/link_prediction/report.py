@@ -17,19 +17,7 @@ from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.leakage import COUNTERPARTS, RelationPair, marks
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
-from clew.runs.influence_report import (
-    CheckpointWeight,
-    ExplainedTriple,
-    FoundPaths,
-    InfluenceEntry,
-    InfluenceReport,
-    PathRecord,
-    PathStep,
-    ReportModel,
-    Term,
-    TripleRecord,
-    write_influence_json,
-)
+from clew.runs import influence_report as records
 from clew.runs.validation_record import ValidationSummary
 from clew.training.manifest import CheckpointRecord
 
@@ -141,35 +129,41 @@ class ReportSource:
     """The pairs of relations that say the same."""
 
     @property
-    def model(self) -> ReportModel:
+    def model(self) -> records.ReportModel:
         weights = tuple(
-            CheckpointWeight(record.epoch, record.step, record.learning_rate_weight)
+            records.CheckpointWeight(record.epoch, record.step, record.learning_rate_weight)
             for record in self.checkpoints
         )
-        return ReportModel(self.run_id, self.task, weights, self.runs)
+        return records.ReportModel(self.run_id, self.task, weights, self.runs)
 
-    def triple(self, triple: np.ndarray) -> TripleRecord:
+    def triple(self, triple: np.ndarray) -> records.TripleRecord:
         entities, relations = self.graph.entities, self.graph.relations
         pairs = zip((entities, relations, entities), triple.tolist(), strict=True)
-        return TripleRecord(*(Term(each.name(id), each.label(id)) for each, id in pairs))
+        terms = (records.Term(each.name(id), each.label(id)) for each, id in pairs)
+        return records.TripleRecord(*terms)
 
 
-def write_report(folder: Path, source: ReportSource, findings: Findings) -> InfluenceReport:
+def write_report(folder: Path, source: ReportSource, findings: Findings) -> records.InfluenceReport:
     """Write `influence.json`, `influence.csv` and `influence.parquet` into `folder`."""
     report = build_report(source, findings)
-    rows = pair_rows(source, findings)
-    write_influence_json(report, folder / names.INFLUENCE_JSON)
+    steps, rows, first = tuple(record.step for record in source.checkpoints), [], 0
+    for explanation in findings.explanations:
+        part = slice(first, first + len(explanation.self_influence))
+        of_tests = findings.tests[part], explanation.listed, findings.candidates[part]
+        rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
+        first = part.stop
+    records.write_influence_json(report, folder / names.INFLUENCE_JSON)
     for name, write in ((names.INFLUENCE_CSV, write_csv), (names.INFLUENCE_PARQUET, write_parquet)):
         with replacing(folder / name) as temporary:
             write(temporary, source.graph, rows)
     return report
 
 
-def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
+def build_report(source: ReportSource, findings: Findings) -> records.InfluenceReport:
     """Turn findings into a report that is readable without any other file."""
     limit = max(1, JSON_ENTRIES // max(1, len(findings.tests)))
     tests = [_test(source, findings.only(test), limit) for test in range(len(findings.tests))]
-    return InfluenceReport(
+    return records.InfluenceReport(
         model=source.model,
         settings=dict(source.settings),
         train_size=len(source.graph.train),
@@ -180,19 +174,7 @@ def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
     )
 
 
-def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
-    """Return all kept pairs, in descending order of score within each test."""
-    steps = tuple(record.step for record in source.checkpoints)
-    rows, first = [], 0
-    for explanation in findings.explanations:
-        part = slice(first, first + len(explanation.self_influence))
-        of_tests = findings.tests[part], explanation.listed, findings.candidates[part]
-        rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
-        first = part.stop
-    return rows
-
-
-def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:
+def _test(source: ReportSource, found: Findings, limit: int) -> records.ExplainedTriple:
     """Return the findings of one test triple."""
     (test,), (explanation,) = found.tests, found.explanations
     proponents, opponents = _places(explanation, limit)
@@ -201,7 +183,7 @@ def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:
     record, ends = source.triple(test), source.graph.train[:, [HEAD, TAIL]]
     sides = ((record.head.label, test[HEAD]), (record.tail.label, test[TAIL]))
     untrained = tuple(label for label, entity in sides if not (ends == entity).any())
-    return ExplainedTriple(
+    return records.ExplainedTriple(
         test=record,
         score=float(found.scores[0]),
         rank=float(found.ranks[0]),
@@ -215,20 +197,22 @@ def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:
     )
 
 
-def _found_paths(source: ReportSource, test: np.ndarray, scored: ScoredPaths) -> FoundPaths:
-    def step(fact: int) -> PathStep:
+def _found_paths(source: ReportSource, test: np.ndarray, scored: ScoredPaths) -> records.FoundPaths:
+    def step(fact: int) -> records.PathStep:
         numbers = scored.influence.get(fact), scored.agreeing.get(fact)
-        return PathStep(source.triple(source.graph.train[fact]), fact, *numbers)
+        return records.PathStep(source.triple(source.graph.train[fact]), fact, *numbers)
 
-    def strongest(facts: Sequence[int]) -> tuple[PathStep, ...]:
+    def strongest(facts: Sequence[int]) -> tuple[records.PathStep, ...]:
         order = sorted(facts, key=lambda fact: -abs(scored.influence.get(fact, 0.0)))
         return tuple(map(step, order[:MAX_FACTS_PER_STEP]))
 
-    return FoundPaths(
+    return records.FoundPaths(
         MAX_STEPS if test[HEAD] != test[TAIL] else 0,
         MAX_PATHS,
         tuple(
-            PathRecord(path.cost, tuple(map(strongest, path.steps)), tuple(map(len, path.steps)))
+            records.PathRecord(
+                path.cost, tuple(map(strongest, path.steps)), tuple(map(len, path.steps))
+            )
             for path in scored.paths
         ),
     )
@@ -254,7 +238,7 @@ def _entries(
     parts: tuple[str, ...],
     scored: Scored,
     places: np.ndarray,
-) -> tuple[InfluenceEntry, ...]:
+) -> tuple[records.InfluenceEntry, ...]:
     listed = scored.take(places[None])
     by_checkpoint, by_part = (
         _rounded(values[:, 0]).T.tolist() for values in (listed.by_checkpoint, listed.by_part)
@@ -268,7 +252,7 @@ def _entries(
     train, influence = listed.train[0].tolist(), listed.influence[0].tolist()
     counterpart = marks(test, source.graph.train[train], source.pairs).tolist()
     return tuple(
-        InfluenceEntry(
+        records.InfluenceEntry(
             rank=place + 1,
             train=source.triple(source.graph.train[index]),
             influence=influence[place],

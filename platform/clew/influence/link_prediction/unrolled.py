@@ -28,20 +28,12 @@ from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError
 from clew.files import working_folder
+from clew.influence import unrolling
 from clew.influence.linearization import ExampleFacts, WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.outcomes import FactKeys
 from clew.influence.retraining import Retrainer
 from clew.influence.scores import Everything, Explanation, strongest, tile_of_intervals
-from clew.influence.unrolling import (
-    MEBIBYTE,
-    NEEDS,
-    Objective,
-    pass_name,
-    require_replayable,
-    require_states,
-    through_training,
-)
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
@@ -66,8 +58,8 @@ class UnrolledTracer:
     cache: Path
 
     def __post_init__(self) -> None:
-        require_replayable(self.config, self.device)
-        require_states(self.checkpoints)
+        unrolling.require_replayable(self.config, self.device)
+        unrolling.require_states(self.checkpoints)
         self._refuse_other_losses()
         if (start := self.task.model_config.warm_start) is not None:
             raise ConfigError(
@@ -107,17 +99,16 @@ class UnrolledTracer:
         """
         explained = tests.astype(np.int64).tobytes() + b"weighted" + weights.tobytes()
         by_interval = self._by_interval([self._loss(tests, weights)], explained, progress)
-        total: np.ndarray = by_interval.sum(0)[0]
-        return total
+        return np.asarray(by_interval.sum(0)[0])
 
-    def _loss(self, tests: Triples, weights: np.ndarray) -> Objective:
+    def _loss(self, tests: Triples, weights: np.ndarray) -> unrolling.Objective:
         direction = self.config.influence.direction
         return triples_loss(self.task, tests, weights, self.device, direction=direction)
 
     def _by_interval(
-        self, losses: Sequence[Objective], explained: bytes, progress: Progress
+        self, losses: Sequence[unrolling.Objective], explained: bytes, progress: Progress
     ) -> Float[np.ndarray, "interval loss fact"]:
-        return through_training(
+        return unrolling.through_training(
             lambda: Replay(self.config, self.task, self.checkpoints, self.device),
             TripleFacts(self.task, self.config),
             losses,
@@ -127,19 +118,19 @@ class UnrolledTracer:
 
     def _file(self, checkpoints: Sequence[CheckpointRecord], explained: bytes) -> Path:
         direction = self.config.influence.direction.encode()
-        name = pass_name(checkpoints, self.task.data_fingerprint, direction, explained)
+        name = unrolling.pass_name(checkpoints, self.task.data_fingerprint, direction, explained)
         return self.cache / f"{name}.safetensors"
 
     def _refuse_other_losses(self) -> None:
         if self.task.terms is not None:
             raise ConfigError(
-                f"{NEEDS} are not defined for loss terms per triple (loss.regularizer, "
+                f"{unrolling.NEEDS} are not defined for loss terms per triple (loss.regularizer, "
                 "loss.relation_prediction_weight); explain with --score raw or cosine"
             )
         if self.config.influence.test_loss != "trained":
             raise ConfigError(
                 f"influence.test_loss is {self.config.influence.test_loss}; only the trained loss "
-                f"is differentiated through training ({NEEDS}): leave test_loss out"
+                f"is differentiated through training ({unrolling.NEEDS}): leave test_loss out"
             )
 
 
@@ -155,16 +146,16 @@ class TunedTracer(UnrolledTracer):
     seeds: Sequence[int]
 
     def __post_init__(self) -> None:
-        require_replayable(self.retrainer.configured(self.seeds[0]), self.device)
+        unrolling.require_replayable(self.retrainer.configured(self.seeds[0]), self.device)
         self._refuse_other_losses()
 
     def _by_interval(
-        self, losses: Sequence[Objective], explained: bytes, progress: Progress
+        self, losses: Sequence[unrolling.Objective], explained: bytes, progress: Progress
     ) -> Float[np.ndarray, "checkpoint loss fact"]:
         start = self.retrainer.start
         assert start is not None
         numbers = sum(p.numel() * p.element_size() for p in start.parameters())
-        budget = self.config.influence.memory_budget_mib * MEBIBYTE
+        budget = self.config.influence.memory_budget_mib * unrolling.MEBIBYTE
         at_once = max(1, int(budget / (COPIES_PER_TEST * numbers)))
         parts = [slice(i, i + at_once) for i in range(0, len(losses), at_once)]
         passes = len(self.seeds) * len(parts)
@@ -180,7 +171,7 @@ class TunedTracer(UnrolledTracer):
                     config, checkpoints = self.retrainer.record(seed, folder)
                 for part in parts:
                     files.append(self._file(checkpoints, explained + str(part).encode()))
-                    by_interval = through_training(
+                    by_interval = unrolling.through_training(
                         partial(Replay, config, self.task, checkpoints, self.device, start),
                         TripleFacts(self.task, config),
                         losses[part],
@@ -248,7 +239,7 @@ def triples_loss(
     device: torch.device,
     *,
     direction: Question,
-) -> Objective:
+) -> unrolling.Objective:
     """Return the weighted sum of the losses of some triples, each as a separate row.
 
     A triple has the row for its tail, the row for its head, or both, as given by `direction`. Rows
