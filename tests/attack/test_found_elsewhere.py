@@ -37,6 +37,7 @@ from clew.workflows.explaining.result_files import (
     SETTINGS_FILE,
     SUMMARY_FILE,
     OutputFolder,
+    _join_csv,
     _join_parquet,
 )
 from clew.workflows.model_source import open_model
@@ -109,6 +110,14 @@ def test_a_table_of_a_batch_whose_pages_are_none(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:4] + b"\xff" * 20 + content[24:])
     refused(lambda: _join_parquet([folder], tmp_path / "all.parquet"), "not what batch-tracin")
+
+
+def test_a_csv_of_a_batch_that_is_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "tests/000000"
+    folder.mkdir(parents=True)
+    (folder / "influence.csv").write_bytes(b"head,tail\n" + b"a,b\n" * 9_000 + b"\x85\n")
+    refused(lambda: _join_csv([folder], tmp_path / "all.csv"), "not what batch-tracin")
+    assert not (tmp_path / "all.csv").exists()
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(40), b"", b"\x93NUMPY\x01\x00"])

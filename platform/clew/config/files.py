@@ -74,6 +74,8 @@ MAX_DEPTH = 50
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that contains one mapping."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such configuration file")
     wrong = f"{path}: cannot be read as UTF-8 text"
     refused = refusing(wrong, OSError, UnicodeDecodeError, error=ConfigError)
     with refused, path.open(encoding="utf-8") as file:

@@ -132,9 +132,16 @@ class Strongest:
         if tile.candidate is not None:
             wrong |= ~tile.candidate
         signed = signed.masked_fill(wrong, -torch.inf)
+        count = min(self.k, signed.shape[1])
         by_index = torch.argsort(tile.train)
-        order = signed[:, by_index].argsort(dim=1, descending=True, stable=True)
-        columns = by_index[order[:, : self.k]]
+        if count < signed.shape[1]:
+            values, columns = signed.topk(count + 1, dim=1)
+            last, next_best = values[:, count - 1], values[:, count]
+            if bool(((last > next_best) | (next_best == -torch.inf)).all()):
+                columns = columns[:, :count]
+                return columns.masked_fill(values[:, :count] == -torch.inf, -1)
+        order = signed[:, by_index].argsort(dim=1, descending=True, stable=True)[:, :count]
+        columns = by_index[order]
         return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
 
     def result(self) -> Scored:

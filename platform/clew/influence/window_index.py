@@ -225,8 +225,7 @@ def search(
     index: WindowIndex, tests: Iterable[Factors], selected: Iterable[str]
 ) -> Float[Tensor, "test window"]:
     """Return estimates of the products of every training window with the tests, float64."""
-    chosen, sizes = set(selected), index.manifest.sizes.items()
-    wanted = torch.cat([torch.full((size,), name in chosen) for name, size in sizes])
+    wanted = _columns(index, selected)
     sketches = torch.stack([_sketch(index.projections, test) for test in tests]).cpu()[:, wanted]
     parts = []
     for start in range(0, len(index.windows), SEARCHED_AT_ONCE):
@@ -239,6 +238,14 @@ def search(
 def window_norms(index: WindowIndex, selected: Iterable[str]) -> Float[Tensor, "window"]:
     names = list(index.manifest.sizes)
     return index.squared_norms[:, [names.index(name) for name in selected]].double().sum(1)
+
+
+def _columns(index: WindowIndex, selected: Iterable[str]) -> slice | Tensor:
+    chosen = set(selected)
+    if chosen == set(index.manifest.sizes):
+        return slice(None)
+    sizes = index.manifest.sizes.items()
+    return torch.cat([torch.full((size,), name in chosen) for name, size in sizes])
 
 
 def _sketch(projections: Mapping[str, Projection], test: Factors) -> Float[Tensor, "number"]:

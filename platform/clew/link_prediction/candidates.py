@@ -201,6 +201,11 @@ def best_pairs(
         # A pair that only equals the worst kept one comes after it.
         floor = keys[-1] if len(keys) == top_k else -np.inf
         found = np.flatnonzero(block > floor)
+        if len(found) > top_k:
+            values = block[found]
+            cut = np.partition(values, -top_k)[-top_k]
+            above, equal = found[values > cut], found[values == cut]
+            found = np.sort(np.concatenate([above, equal[: top_k - len(above)]]))
         best, keys = np.concatenate([best, start + found]), np.concatenate([keys, block[found]])
         order = np.argsort(-keys, kind="stable")[:top_k]
         best, keys = best[order], keys[order]

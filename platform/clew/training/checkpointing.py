@@ -52,7 +52,7 @@ class Resumable:
         tensors, values = capture_generators()
         return TrainingState(
             optimizer=optimizer_tensors(self.optimizer, self.model),
-            tensors=self.world.gather_tensors(tensors),
+            tensors=self.world.gather_tensors(tensors, self.precision.device),
             values=TrainingValues(
                 progress=replace(self.progress),
                 generators=values,

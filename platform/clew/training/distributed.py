@@ -95,12 +95,20 @@ class World:
         parts = torch.split(exchange.gather(data, sizes, "texts"), sizes)
         return [bytes(part.tolist()).decode() for part in parts]
 
-    def gather_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the CPU tensors of all processes, with the names `<rank>/<name>`."""
-        every = [tensors] * self.size
-        if self.size > 1:
-            dist.all_gather_object(every, tensors)
-        return {f"{rank}/{name}": t for rank, own in enumerate(every) for name, t in own.items()}
+    def gather_tensors(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Return the tensors of all processes on the CPU, with the names `<rank>/<name>`.
+
+        A tensor needs the same shape on every process.
+        """
+        if self.size == 1:
+            return {f"0/{name}": tensor for name, tensor in tensors.items()}
+        gathered: dict[str, Tensor] = {}
+        for name, tensor in sorted(tensors.items()):
+            own = tensor.to(device)
+            boxes = [torch.empty_like(own) for _ in range(self.size)]
+            dist.all_gather(boxes, own)
+            gathered |= {f"{rank}/{name}": box.cpu() for rank, box in enumerate(boxes)}
+        return gathered
 
     def wait_for_peers(self, seconds: float) -> None:
         if self.size > 1:

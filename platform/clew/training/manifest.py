@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,7 +137,10 @@ class CheckpointRecord:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of the files in `folder`, with their current digests."""
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
-    digests = {path.name: sha256(path) for path in files}
+    # The files were just written, so they are in the page cache. hashlib releases the GIL, so
+    # threads hash them in parallel.
+    with ThreadPoolExecutor() as pool:
+        digests = dict(zip((p.name for p in files), pool.map(sha256, files), strict=True))
     content = asdict(replace(manifest, sha256=digests))
     content["sha256"][MANIFEST_FILE] = sha256_of_content(content)
     write_json(folder / MANIFEST_FILE, content)

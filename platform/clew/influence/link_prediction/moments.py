@@ -35,6 +35,8 @@ SCORES_AT_ONCE = 2**22
 """Number of scores, and of drawn labels, that are held at once."""
 FEATURES_AT_ONCE = 2**25
 """Number of features that are held at once; it can reduce the number of rows."""
+NUM_BLOCKS = 8
+"""Number of blocks of rows in which a symmetric product is computed."""
 LONGEST_FACTOR = 2048
 """Longest factor whose second moment is a matrix. For a longer factor, it is the mean of the
 diagonal; for example, for relations in a model that has a matrix for each relation."""
@@ -142,9 +144,10 @@ def leading_eigenvectors(
     """Return the largest eigenvalues of X^T X, their eigenvectors, and the trace, for values X.
 
     They are computed from the smaller of X^T X and X X^T, which have the same nonzero eigenvalues.
+    Only its lower triangle and the returned eigenvectors are computed.
     """
     tall = len(values) >= values.shape[1]
-    product = (values.T @ values if tall else values @ values.T).double()
+    product = _lower_triangle(values.T if tall else values).double()
     size = len(product)
     chosen = size - min(rank, size), size - 1
     found, vectors = map(
@@ -155,6 +158,16 @@ def leading_eigenvectors(
     if not tall:
         vectors = values.T @ (vectors / found.sqrt().to(values.dtype))
     return found, vectors, product.trace()
+
+
+def _lower_triangle(values: Float[Tensor, "n dim"]) -> Float[Tensor, "n n"]:
+    """Return X X^T with zeros to the right of its diagonal blocks, to halve the products."""
+    product = values.new_zeros(len(values), len(values))
+    for rows in torch.arange(len(values)).tensor_split(NUM_BLOCKS):
+        if len(rows):
+            start, end = int(rows[0]), int(rows[-1]) + 1
+            torch.mm(values[start:end], values[:end].T, out=product[start:end, :end])
+    return product
 
 
 def inverse(

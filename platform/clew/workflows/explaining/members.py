@@ -141,7 +141,9 @@ def _train(
         ends = {pool.submit(train, one, resumes=run): one.training.seed for one, run in left}
         try:
             for end in as_completed(ends):
-                found[ends[end]] = end.result().run_id or ""
+                run_id = end.result().run_id
+                assert run_id is not None
+                found[ends[end]] = run_id
                 progress(len(found), total)
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -182,11 +182,12 @@ def _read(path: Path, kind: TypeAdapter[R]) -> R:
     return found
 
 
-def _undamaged(path: Path) -> AbstractContextManager[None]:
-    """Refuse a file in the output folder that cannot be read."""
+def _undamaged(path: Path, *kinds: type[Exception]) -> AbstractContextManager[None]:
+    """Refuse a file in the output folder that cannot be read; `kinds` of errors say so."""
     wrong = f"{path}: not what batch-tracin writes"
     advice = "; give another output folder, or remove the damaged one within it to explain that "
-    return refusing(wrong, OSError, ValueError, pa.ArrowException, advice=f"{advice}triple again")
+    kinds = kinds or (OSError, ValueError, pa.ArrowException)
+    return refusing(wrong, *kinds, advice=f"{advice}triple again")
 
 
 def _join_csv(folders: Sequence[Path], target: Path) -> None:
@@ -199,7 +200,8 @@ def _join_csv(folders: Sequence[Path], target: Path) -> None:
         file.write(widest)
         writer = csv.writer(file, lineterminator="\n")
         for path, header in headers.items():
-            with path.open(newline="", encoding="utf-8") as part:
+            part = path.open(newline="", encoding="utf-8")
+            with _undamaged(path, UnicodeDecodeError, csv.Error), part:
                 part.readline()
                 if header == widest:
                     shutil.copyfileobj(part, file)
