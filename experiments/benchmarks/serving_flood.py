@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import psutil
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.load import from_mapping
+from clew.files import write_json
 from clew.language_modeling.model import EigenstateLM
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.tokenizers import BYTES, ByteTokenizer
@@ -85,8 +86,7 @@ def make_text_model(folder: Path) -> Path:
     )
     network = EigenstateLM(size, settings, end_of_text=text.end_of_text)
     write_checkpoint(folder / "model", network, manifest)
-    text.write(folder)
-    (folder / "manifest.json").rename(folder / "model" / "tokens.json")
+    write_json(folder / "model" / "tokens.json", asdict(text))
     return folder / "model"
 
 
