@@ -125,7 +125,13 @@ def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """
     labels, linked = {ALL: "all of these runs"} | run_labels(runs), basics.address("run")
     place = [*labels].index(linked) if linked in labels else 0
-    chosen = st.selectbox("Explanations", [*labels], place, labels.__getitem__, "run")
+    chosen = st.selectbox(
+        "Explanations",
+        [*labels],
+        index=place,
+        format_func=lambda run_id: labels.get(run_id, labels[ALL]),
+        key="run",
+    )
     basics.write_address("run", None if chosen == ALL else chosen)
     return [run for run in runs if chosen in (ALL, run.run_id)]
 
