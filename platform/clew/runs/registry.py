@@ -22,7 +22,6 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-import clew
 from clew import names
 from clew.errors import ConfigError, PromotionRefused, TrackingError, described
 from clew.runs import store
@@ -282,7 +281,7 @@ def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dic
 
 def _copy_package(target: Path) -> Path:
     """Copy the package's Python files and the terms that they read, but not its data sets."""
-    source = Path(clew.__file__).parent
+    source = Path(names.__file__).parent
     for path in [source / "biolink.json", *sorted(source.rglob("*.py"))]:
         copy = target / source.name / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
