@@ -77,9 +77,10 @@ def named_triples(triples: pd.DataFrame | Iterable[Triple]) -> list[Triple]:
     try:
         found = TypeAdapter(list[Triple]).validate_python(given, strict=True)
     except ValidationError as error:
+        place = error.errors()[0]["loc"]
         wrong = f"triples is {quoted(given)}"
-        for place in error.errors()[0]["loc"][:1]:
-            wrong = f"triples[{place}] is {quoted(given[place])}"
+        if place:
+            wrong = f"triples[{place[0]}] is {quoted(given[place[0]])}"
         raise ConfigError(
             f"{wrong}; expected (head, relation, tail) by name, a tuple for each triple, such as "
             "[('virus', 'causes', 'neoplastic_process')]"

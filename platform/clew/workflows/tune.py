@@ -118,7 +118,8 @@ class Search:
     def _begin(self, running: dict[int, optuna.Trial]) -> bool:
         before, slots = len(running), self.nodes.slots if self.nodes else 1
         most = (self.request.trials or math.inf) - len(self.study.decided)
-        while len(running) < min(slots, most) and not self._is_time_up():
+        # Asked for the time first: this shows the progress, also that of the last trial.
+        while len(running) < slots and not self._is_time_up() and len(running) < most:
             trial = self.study.ask()
             running[trial.number] = trial
             if self.nodes is not None:

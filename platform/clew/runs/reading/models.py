@@ -206,9 +206,9 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
             for (relation, code), count in counted.items():
                 found = uses[relations[relation]].setdefault(end, {})
                 found[str(kinds.categories[code])] = int(count)
-        heads, tails = entities[rows["head"]].astype(object), entities[rows["tail"]].astype(object)
-        heads[1:2] = tails[:1] = ""
-        asked = zip(heads, relations[rows["relation"]].tolist(), tails, strict=True)
+        names_of = (entities[rows["head"]], relations[rows["relation"]], entities[rows["tail"]])
+        facts = enumerate(zip(*(found.tolist() for found in names_of), strict=True))
+        asked = [("" if i == 1 else h, r, "" if i == 0 else t) for i, (h, r, t) in facts]
         return Learned(tuple(asked), uses)
     except IndexError:
         problem = f"the triples of {model.name} version {version} do not match its names"

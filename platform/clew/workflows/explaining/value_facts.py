@@ -196,7 +196,9 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     """Read one number per line."""
     lines = read_lines(path)
     if len(lines) != count:
-        raise DataError(f"{path}: {len(lines)} lines; expected {count}, one number per triple")
+        raise DataError(
+            f"{path}: expected {count} lines, one number per triple, but it has {len(lines)}"
+        )
     weights: np.ndarray = pd.to_numeric(pd.Series(lines), errors="coerce").to_numpy(float)
     if len(wrong := np.flatnonzero(~np.isfinite(weights))):
         line = lines[wrong[0]]
