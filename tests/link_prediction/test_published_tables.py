@@ -385,3 +385,22 @@ def test_a_node_that_is_not_of_neo4j_keeps_its_name(tmp_path):
     text = "".join(json.dumps(node) + "\n" for node in nodes)
     found = read(tmp_path, {"kg.tsv": lines(DISTINCT), "nodes.jsonl": text})
     assert found.graph.entities.label(0) == "zero"
+
+
+@pytest.mark.parametrize(("labels", "expected"), [(("r", "s"), ["r", "s"]), (("", ""), ["kg"])])
+def test_the_direction_of_an_edge_is_no_relation(tmp_path, labels, expected):
+    rows = [("a", "b", "Directed", "0", labels[0]), ("b", "c", "Undirected", "1", labels[1])]
+    table = lines([("Source", "Target", "Type", "Id", "Label"), *rows], ",")
+    assert list(read(tmp_path, {"kg.csv": table}).graph.relations) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("a\tr\tb\rb\tr\tc\r", "carriage returns"),
+        ("!gaf-version: 2.2\nUniProtKB\tP1\tX\tenables\tGO:1\n", "GAF"),
+    ],
+)
+def test_what_is_wrong_with_all_lines_is_named(tmp_path, content, named):
+    with pytest.raises(DataError, match=named):
+        read(tmp_path, {"kg.tsv": content})

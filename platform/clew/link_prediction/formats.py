@@ -39,6 +39,8 @@ NUMBER = re.compile(r"missing|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 LEAST_FACTS = 20
 """Number of facts from which a column without repeats is noticed."""
 DATE = re.compile(r"\d{4}-\d\d(-\d\d.*)?")
+DIRECTIONS = {"Directed", "Undirected"}
+"""Values of Gephi's column `Type`, which are no relations."""
 ARRAYS, PARQUET = (".npz", ".pt"), (".parquet", ".pq")
 WIKIDATA5M = re.compile(r"(?i)wikidata5m_(entity|relation)\.txt")
 OF_RELATIONS = re.compile(
@@ -185,6 +187,11 @@ def _by_name(  # noqa: PLR0917
             f"{path}: {name} holds only true and false, which can be relations, or deny facts; say "
             f"which: --columns relation={name} or --columns stated={name}"
         )
+    if "relation" in roles.keys() - said and {*values_of(table[relation])} <= DIRECTIONS:
+        is_left = [filled(column).any() for column in table]
+        is_left[relation] = False
+        left = [name if is_left[index] else "" for index, name in enumerate(names)]
+        roles = chosen_roles(path, columns, left) if columns else roles_of(left, are_names=True)
     neo4j = {role: group for role, (_, group) in name_spaces(names).items()}
     known = known_format(names, bool(neo4j))
     parts = []

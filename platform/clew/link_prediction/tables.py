@@ -71,6 +71,13 @@ def sniff(
             f"{path}: JSON or XML; expected a table, JSON Lines (.jsonl), KGX's JSON (.json), or "
             "RDF as N-Triples (.nt)"
         )
+    if text.startswith("!gaf-version"):
+        raise DataError(
+            f"{path}: GO annotations (GAF); expected a table whose first line names its columns: "
+            "write subject, predicate and object from columns 2, 4 and 5, without the lines with !"
+        )
+    if "\r" in text and text.count("\n") == 1:
+        raise DataError(f"{path}: lines end with carriage returns; save it with line feeds")
     lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
     comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
     rest = [line for line in lines[comments:] if line.strip()]
