@@ -31,7 +31,7 @@ def test_readme_is_the_reports() -> None:
     text = report.README.read_text(encoding="utf-8")
     section = report.readme_section(BENCHMARKS)
     assert text == report.with_figures(text, section), "run: python -m experiments.report"
-    assert len(section.splitlines()) == 2 + 5
+    assert len(section.splitlines()) == 2 + 6
 
 
 def test_the_pages_of_measurements_are_the_reports() -> None:
@@ -41,7 +41,7 @@ def test_the_pages_of_measurements_are_the_reports() -> None:
     }
     assert written == texts, "run: python -m experiments.report"
     rows = [line for line in texts["index.md"].splitlines() if line.startswith("| ")]
-    assert sum("experiments.benchmarks" in row for row in rows) == len(FIGURES) == 10
+    assert sum("experiments.benchmarks" in row for row in rows) == len(FIGURES) == 11
 
 
 def test_a_result_without_a_page_is_refused() -> None:
