@@ -1,4 +1,4 @@
-"""The figures that the documents quote, and the result file of each; README has six.
+"""The figures that the documents quote, and the result file of each; README has five.
 
 A figure is quoted only if its file was written from a committed tree with the default sizes, and if
 it has at least three rounds. Each figure names the files of code that it depends on. If one of them
@@ -144,11 +144,6 @@ FIGURES = (
                 "loop, times as long, 4 tests",
                 "on 4 test triples a loop of backward passes takes {} times as long",
             ),
-        ),
-        short=(
-            "TracIn with every parameter, 32,000 facts x 100 answers",
-            "{} s",
-            "{} times as long in a loop of backward passes, on 4 answers",
         ),
         code=INFLUENCE,
     ),

@@ -2,7 +2,7 @@
 
     python -m experiments.report
 
-This replaces README's section between the marks with six figures, and `docs/measurements/` with
+This replaces README's section between the marks with five figures, and `docs/measurements/` with
 all recorded results and the verdicts of the studies, a page for each question. It prints the
 figures that still have to be measured, and draws the pictures of measurements again.
 """
@@ -129,7 +129,7 @@ def figures_section(benchmarks: Mapping[str, Content]) -> str:
 
 
 def readme_section(benchmarks: Mapping[str, Content]) -> str:
-    """Return README's table: the medians of six figures, each with one opponent."""
+    """Return README's table: the medians of five figures, each with one opponent."""
     rows = []
     for figure in FIGURES:
         content = benchmarks.get(figure.benchmark)

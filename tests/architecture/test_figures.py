@@ -31,7 +31,7 @@ def test_readme_is_the_reports() -> None:
     text = report.README.read_text(encoding="utf-8")
     section = report.readme_section(BENCHMARKS)
     assert text == report.with_figures(text, section), "run: python -m experiments.report"
-    assert len(section.splitlines()) == 2 + 6
+    assert len(section.splitlines()) == 2 + 5
 
 
 def test_the_pages_of_measurements_are_the_reports() -> None:
