@@ -180,7 +180,7 @@ def card(explanation: SharedExplanation) -> None:
         ("checkpoints", len(head.model.checkpoints) or math.nan, CHECKPOINTS),
     ]
     spans = [
-        basics.fill(_NUMBER, label=label, value=number(float(value)), help=meaning)
+        basics.fill(_NUMBER, label=label, value=number(value), help=meaning)
         for label, value, meaning in numbers
     ]
     first, details = spans[:2], [basics.join(spans[2:], " · ")]

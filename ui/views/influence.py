@@ -152,7 +152,7 @@ def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
     shown = explanations.passing(listed, wanted, IN_REPORT)
     if shown.empty:
         return
-    groups = explanations.grouped(shown, by, str(test["head"]), str(test["tail"]))
+    groups = explanations.grouped(shown, by, test)
     chart = charts.group_bars(groups, found.head.form.heading)
     st.vega_lite_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, listed) - len(listed)
@@ -185,16 +185,15 @@ def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> No
 def _agreement(found: Agreement, called: tuple[str, str]) -> None:
     spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
     shown = [("Spearman", spearman, glossary.SPEARMAN)]
-    shown.append(("Common facts", f"{found.common:,}", "Facts that both reports contain."))
+    shown.append(("Common facts", f"{len(found.facts):,}", "Facts that both reports contain."))
     for size, share in found.overlap.items():
         shown.append((f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP))
     basics.tiles(shown)
-    if not found.common:
+    if found.facts.empty:
         return
     near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
     moved = found.facts[near].sort_values("moved", key=abs, ascending=False, kind="stable")
-    moved = moved.head(MAX_MOVED)
-    position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
+    position = NumberColumn(help="Among the facts in both, from the most helpful one on.")
     lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
     columns: tables.Columns = {
         "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
