@@ -511,6 +511,19 @@ def test_two_runs_are_compared(page: Open, many: Recorded) -> None:
     assert TOP_K <= int(numbers["Common facts"]) <= 2 * TOP_K
     assert 0.9 < float(numbers["Spearman"]) <= 1
     assert "Moved" in app.dataframe[-1].value
+    assert "do not explain the same" not in shown(app)
+
+
+def test_another_question_is_named_where_two_runs_are_compared(
+    page: Open, fresh_many: Recorded
+) -> None:
+    path = fresh_many.files("trace bf16", "influence/influence.json")
+    content = json.loads(path.read_text())
+    content["settings"] |= {"direction": "head", "test_loss": "filtered"}
+    path.write_text(json.dumps(content))
+    of = {"run": fresh_many.runs["trace"], "other": fresh_many.runs["trace bf16"]}
+    text = shown(page("influence", fresh_many.uri, view="Another run", **of))
+    assert "direction tail here, head there; test_loss trained here, filtered there" in text
 
 
 def test_the_review_can_tick_the_strongest_facts(page: Open, many: Recorded) -> None:

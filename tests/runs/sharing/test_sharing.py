@@ -83,6 +83,18 @@ def test_a_page_says_what_was_found(explained: SharedExplanation) -> None:
     assert shapes >= 2, "both ends are drawn"
 
 
+def test_a_page_names_all_runs_and_counts_what_it_leaves_out(explained: SharedExplanation) -> None:
+    facts = pd.concat([explained.facts] * 3, ignore_index=True)
+    runs = ("first run", "second run")
+    ensemble = replace(explained.head, model=replace(explained.head.model, runs=runs))
+    page = Page(html_report(replace(explained, facts=facts, head=ensemble)))
+    assert "first run, second run" in page.text
+    cells = [attributes.get("class") for tag, attributes in page.elements if tag == "td"]
+    listed = cells.count("number for") + cells.count("number against")
+    assert f"leaves out {len(facts) - listed:,} " in page.text
+    assert "leaves out" not in Page(html_report(replace(explained, facts=facts[:1]))).text
+
+
 def test_a_page_says_which_clew_explained_and_of_which_end(explained: SharedExplanation) -> None:
     run, model = explained.run, explained.model
     assert run is not None

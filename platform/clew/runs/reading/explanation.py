@@ -200,7 +200,8 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
     entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
     helping = facts[facts["influence"] > 0].head(NUM_FACTS)
     opposing = facts[facts["influence"] < 0].head(NUM_FACTS // 2)
-    agreed = agreement_of(pd.concat([helping, opposing]), len(head.model.runs)) or [ONE_RUN]
+    listed = pd.concat([helping, opposing])
+    agreed = agreement_of(listed, len(head.model.runs)) or [ONE_RUN]
     template = Environment(
         loader=PackageLoader("clew.runs.reading", "."), autoescape=True
     ).get_template("report.html")
@@ -212,8 +213,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         picture=picture_of(explanation),
         looks=looks(explanation.kinds, entities),
         disputed=DISPUTED_COLUMN in drawn and drawn[DISPUTED_COLUMN].any(),
-        paths=paths.found,
-        searched=paths.searched,
+        paths=paths,
         form=head.form,
         fall=head.label.fall,
         sides=(
@@ -221,6 +221,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
             ("Made it less likely", "against", "▼", opposing.to_dict("records")),
         ),
         summary=summary(facts, scored(test, facts), head.train_size),
+        weaker=len(facts) - len(listed),
         trust=[NO_PROOF, head.label.sentence, *agreed, *head.notes()],
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
@@ -234,7 +235,7 @@ def _origin(explanation: SharedExplanation) -> dict[str, str]:
     asked = head.settings.get("direction", "both")  # of the oldest reports, which do not say it
     return {
         "Model": model.name if model else head.model.run_id,
-        "Run of the model": head.model.run_id,
+        "Run of the model": ", ".join(head.model.runs) or head.model.run_id,
         "Run of the explanation": run.run_id if run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
