@@ -229,7 +229,6 @@ NOT_OF_THE_AVERAGE = (
     "The run keeps an average of its parameters. This explanation, scores and ranks included, is "
     "of the parameters themselves; predict, evaluate and Ask use the average."
 )
-OF_THE_FILTERED_LOSS = "Scores are of the filtered loss: unsmoothed, without other known answers."
 NOT_OF_THE_BEST = (
     "The model's score, rank, loss and probability are those of the last checkpoint, after {last}; "
     "predict, evaluate and Ask use the best one, after {best}."
@@ -273,7 +272,8 @@ def of_the_last_layers(count: int) -> str:
 def model_notes(settings: Mapping[str, Any]) -> list[str]:
     """Return notes to show with an explanation: which parameters and loss it is of, or not of."""
     found = [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
-    found += [OF_THE_FILTERED_LOSS] * (settings.get("test_loss") == "filtered")
+    if settings.get("test_loss") == "filtered":
+        found.append("Scores are of the filtered loss: unsmoothed, without other known answers.")
     if settings.get("use_last_layers_only"):  # of a graph model, whose layers are three
         count = settings["num_last_layers"]
         found += [of_the_last_layers(count)] if count < 3 else []

@@ -214,10 +214,7 @@ def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
 
 
 def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
-    """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing.
-
-    An identifier of a known database is a link to its page there.
-    """
+    """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing."""
     keys = [(str(test[f"{end}_id"]), str(test[end])) for end in ("head", "tail")]
     ends = [graph.identified(key, name, kinds.get(key, "")) for key, name in keys]
     return basics.join([end for end in ends if end], " · ")
