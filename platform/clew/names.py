@@ -270,8 +270,10 @@ def of_the_last_layers(count: int) -> str:
 
 
 def model_notes(settings: Mapping[str, Any]) -> list[str]:
-    """Return notes to show with an explanation: which parameters it leaves out, or is not of."""
+    """Return notes to show with an explanation: which parameters and loss it is of, or not of."""
     found = [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
+    if settings.get("test_loss") == "filtered":
+        found.append("Scores are of the filtered loss: unsmoothed, without other known answers.")
     if settings.get("use_last_layers_only"):  # of a graph model, whose layers are three
         count = settings["num_last_layers"]
         found += [of_the_last_layers(count)] if count < 3 else []

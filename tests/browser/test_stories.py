@@ -90,7 +90,7 @@ def test_a_biologist_asks_sees_why_and_judges(
     story.does(page.get_by_role("button", name="Why ").click)
     dashboard.shows("Read the explanation", seconds=SECONDS)
     dashboard.settle()
-    assert "strongest fact" in dashboard.text(), "what it found, in words"
+    assert "most helpful fact" in dashboard.text(), "what it found, in words"
     story.sees("why").follows("Read the explanation")
     page.get_by_role("heading", name="Influence", level=1).wait_for()
     assert story.actions == ACTIONS

@@ -329,14 +329,17 @@ def test_what_training_uses_is_counted_by_kind(many: Recorded, use: Callable) ->
 
 def test_answers_of_one_name_are_one_with_all_identifiers() -> None:
     found = [
-        {"head": "A:1", "label": "x", "known": False},
-        {"head": "B:1", "label": "y"},
-        {"head": "C:1", "label": "x", "known": True},
+        {"head": "A:1", "label": "x", "known": False, "rank": 1, "probability": 0.9},
+        {"head": "B:1", "label": "y", "rank": 2, "probability": 0.1},
+        {"head": "C:1", "label": "x", "known": True, "rank": 7, "probability": None},
+        {"head": "D:1", "label": "y", "known": False, "rank": 8, "probability": 0.0},
     ]
     table = answers.frame(answers.one_of_each_name(found, "head"), "head", {})
-    assert list(table["Answer"]) == ["x", "y"]
-    assert list(table["Known"]) == ["● known", "–"]
-    assert list(table["Id"]) == ["A:1, C:1", "B:1"]
+    assert list(table["Answer"]) == ["y", "x"]
+    assert list(table["Known"]) == ["–", "● known"]
+    assert list(table["Id"]) == ["B:1, D:1", "A:1, C:1"]
+    assert list(table["Rank"]) == [2, 7], "a known answer's among all answers"
+    assert table["Probability"].isna().tolist() == [False, True]
 
 
 def large_box() -> None:

@@ -452,3 +452,14 @@ def test_a_click_takes_a_fact_or_an_entity(
     given["on_taken_change"]()
     assert took == rank
     assert basics.address("entity") == entity
+
+
+def test_facts_of_one_text_are_told_apart_by_their_names() -> None:
+    """A person ticks facts as wrong by these texts."""
+    rows = [("c1", "cold", "causes"), ("c2", "cold", "causes"), ("c3", "cough", "causes")]
+    facts = pd.DataFrame(rows, columns=["head_id", "head", "relation"])
+    facts = facts.assign(relation_id="r", tail_id="x", tail="pain")
+    texts = charts.fact_texts(facts)
+    assert len(set(texts)) == 3
+    assert ["c1" in texts[0], "c2" in texts[1], "c3" in texts[2]] == [True, True, False]
+    assert charts.fact_texts(facts[:0]) == []

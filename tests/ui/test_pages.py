@@ -1,5 +1,6 @@
 """Every page in AppTest, with stores without runs, with one run, with many, and broken ones."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -371,6 +372,18 @@ def test_an_explanation_in_words(page: Open, many: Recorded) -> None:
     assert "Of 5,216 training facts, the report contains only" in text
 
 
+def test_an_explanation_whose_form_has_no_self_influence(page: Open, fresh_many: Recorded) -> None:
+    """Unrolled and tuned scores define none."""
+    path = fresh_many.files("trace", "influence/influence.json")
+    content = json.loads(path.read_text())
+    content["settings"]["score"] = "tuned"
+    for test in content["tests"]:
+        del test["self_influence"]
+    path.write_text(json.dumps(content))
+    text = shown(page("influence", fresh_many.uri, run=fresh_many.runs["trace"]))
+    assert "self-influence (tuned) –" in text
+
+
 def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
     text = shown(page("influence", many.uri, run=many.runs["trace hostile"]))
     assert f"Of {NUM_HOSTILE_FACTS} training facts, " in text
@@ -386,13 +399,19 @@ def numbers_of(settings: dict[str, object]) -> None:
 BEST = {"best_checkpoint": {"unit": "epoch", "last": [20], "best": [5]}}
 
 
-@pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}, BEST, {"ema_decay": 0.99, **BEST}])
+FILTERED = {"test_loss": "filtered"}
+
+
+@pytest.mark.parametrize(
+    "kept", [{}, {"ema_decay": 0.99}, BEST, {"ema_decay": 0.99, **BEST}, FILTERED]
+)
 def test_numbers_that_are_not_of_what_predicts_say_so(kept: dict[str, object]) -> None:
     app = AppTest.from_function(numbers_of, args=(kept,), default_timeout=TIMEOUT_SECONDS).run()
     assert not app.exception
     assert (names.NOT_OF_THE_AVERAGE in shown(app)) == ("ema_decay" in kept)
     of_the_best = names.NOT_OF_THE_BEST.format(last="epoch 20", best="epoch 5")
     assert (of_the_best in shown(app)) == ("best_checkpoint" in kept)
+    assert ("filtered loss" in shown(app)) == (kept == FILTERED)
 
 
 def test_a_report_of_the_strongest_facts_says_so() -> None:
@@ -430,6 +449,20 @@ def test_groups_say_that_they_sum_what_the_report_holds(page: Open, many: Record
     assert f"the other {5216 - 2 * TOP_K:,} scored facts are not in it" in text
     whole = shown(page("influence", many.uri, run=many.runs["trace hostile"], view="Groups"))
     assert "are not in it" not in whole
+
+
+def test_an_entity_of_the_same_name_is_another_group() -> None:
+    from clew.ui.components.explanations import grouped
+
+    columns = ["head_id", "head", "relation", "tail_id", "tail", "influence"]
+    rows = [["c1", "cold", "causes", "x", "x", 1.0], ["c2", "cold", "causes", "x", "x", 2.0]]
+    facts = pd.DataFrame(rows, columns=columns)
+    test = pd.Series({"head_id": "c1", "head": "cold", "tail_id": "t", "tail": "t"})
+    groups = grouped(facts, "shared entity", test)
+    assert dict(zip(groups["group"], groups["net"], strict=True)) == {
+        "cold": 1.0,
+        "neither entity": 2.0,
+    }
 
 
 def test_paths_come_first_where_there_are_some(
@@ -478,6 +511,19 @@ def test_two_runs_are_compared(page: Open, many: Recorded) -> None:
     assert TOP_K <= int(numbers["Common facts"]) <= 2 * TOP_K
     assert 0.9 < float(numbers["Spearman"]) <= 1
     assert "Moved" in app.dataframe[-1].value
+    assert "do not explain the same" not in shown(app)
+
+
+def test_another_question_is_named_where_two_runs_are_compared(
+    page: Open, fresh_many: Recorded
+) -> None:
+    path = fresh_many.files("trace bf16", "influence/influence.json")
+    content = json.loads(path.read_text())
+    content["settings"] |= {"direction": "head", "test_loss": "filtered"}
+    path.write_text(json.dumps(content))
+    of = {"run": fresh_many.runs["trace"], "other": fresh_many.runs["trace bf16"]}
+    text = shown(page("influence", fresh_many.uri, view="Another run", **of))
+    assert "direction tail here, head there; test_loss trained here, filtered there" in text
 
 
 def test_the_review_can_tick_the_strongest_facts(page: Open, many: Recorded) -> None:

@@ -84,10 +84,10 @@ def test_evidence_of_an_entity_and_itself_names_it_once() -> None:
     of_loop = explained(DRUG, DRUG)
     own = facts((DRUG, "treats", PAIN), ("a", "treats", "b"), ("c", "treats", "d"))
     assert reading.evidence(of_loop, own, found_paths()).startswith(
-        "Of the 3 strongest facts, 1 mentions Gabapentin. "
+        "Of the 3 most helpful facts, 1 mentions Gabapentin. "
     )
     assert reading.evidence(of_loop, own[1:], found_paths()).startswith(
-        "None of the 2 strongest facts mentions Gabapentin; "
+        "None of the 2 most helpful facts mentions Gabapentin; "
     )
 
 
@@ -96,28 +96,28 @@ def test_evidence_of_an_entity_and_itself_names_it_once() -> None:
     [
         (
             [("a", "treats", PAIN), ("b", "treats", PAIN), ("a", "is", "b")],
-            "None of the 3 strongest facts mentions Gabapentin; 2 of them have its relation, "
+            "None of the 3 most helpful facts mentions Gabapentin; 2 of them have its relation, "
             "treats. No path of up to 4 training facts",
         ),
         (
             [("a", "causes", "b"), ("b", "causes", "c")],
-            "None of the 2 strongest facts mentions Gabapentin or neuralgia. No path of up to 4",
+            "None of the 2 most helpful facts mentions Gabapentin or neuralgia. No path of up to 4",
         ),
         (
             [(DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)],
-            "Of the 2 strongest facts, 1 mentions Gabapentin and 1 neuralgia. The most specific "
+            "Of the 2 most helpful facts, 1 mentions Gabapentin and 1 neuralgia. The most specific "
             "path from Gabapentin to neuralgia: Gabapentin inhibits calcium channel; calcium "
             "channel causes neuralgia.",
         ),
         (
             [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)],
-            "Of the 3 strongest facts, 2 mention Gabapentin and 2 neuralgia. The triple is "
+            "Of the 3 most helpful facts, 2 mention Gabapentin and 2 neuralgia. The triple is "
             "itself a training fact. The most specific path from Gabapentin to neuralgia: "
             "Gabapentin inhibits calcium channel; calcium channel causes neuralgia.",
         ),
         (
             [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL)],
-            "Of the 2 strongest facts, 2 mention Gabapentin and 1 neuralgia. The triple is "
+            "Of the 2 most helpful facts, 2 mention Gabapentin and 1 neuralgia. The triple is "
             "itself a training fact. No path of up to 4 training facts",
         ),
     ],

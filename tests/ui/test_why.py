@@ -54,7 +54,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
     job.exit_code = 0
     text = shown(look(job.job_id))
     assert f"Whole answer**, from all {NUM_FACTS:,} training facts." in text
-    assert "strongest fact" in text
+    assert "most helpful fact" in text
     assert "First answer" not in text
     assert text.count("clew-relation") == 5
 

@@ -20,10 +20,11 @@ from clew.config.data import TripleData
 from clew.config.services import InfluenceConfig
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import cache_folder
+from clew.influence import summation
 from clew.influence.link_prediction import traced_run
 from clew.influence.link_prediction.paths import Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
-from clew.runs.influence_forms import CSV_COLUMNS
+from clew.runs.influence_forms import CSV_COLUMNS, SPLIT
 from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
 from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.runs import find_run
@@ -535,6 +536,17 @@ def test_parts_of_a_file_add_up_in_one_folder(trained, triples, tmp_path):
         (3, "failed"),
     ]
     assert [summary[status] for status in ("done", "kept", "failed")] == [1, 2, 1]
+
+
+def test_a_group_without_shares_is_joined_with_others(trained, triples, tmp_path, monkeypatch):
+    """Shares that would not fit into memory are left out of a group; the scores are complete."""
+    every = {"influence.top_k": 0}
+    batch(trained, triples, tmp_path / "b", settings=every, max_triples=1)
+    monkeypatch.setattr(summation, "DETAILS_LIMIT_MIB", 0.0)
+    batch(trained, triples, tmp_path / "b", settings=every, max_triples=2)
+    table = pq.read_table(tmp_path / "b" / "influence" / "influence.parquet")
+    assert set(table["test_index"].to_pylist()) == {0, 1}
+    assert not [name for name in table.column_names if name.startswith(SPLIT)]
 
 
 def test_batch_without_a_folder_has_one_for_each_request(trained, triples, tmp_path, monkeypatch):

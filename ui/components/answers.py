@@ -153,14 +153,16 @@ def _warnings(prediction: dict[str, Any]) -> None:
 def one_of_each_name(found: Sequence[dict[str, Any]], end: str) -> list[dict[str, Any]]:
     """Return the answers with those of one name as one, the best, with all their `ids`.
 
-    It is known if one of them is.
+    If one of them is known, it is the best known one.
     """
     merged: dict[str, dict[str, Any]] = {}
     for answer in found:
         own = str(answer.get(end, ""))
-        kept = merged.setdefault(str(answer.get("label") or own), answer | {"ids": []})
+        name = str(answer.get("label") or own)
+        kept = merged.setdefault(name, answer | {"ids": []})
         kept["ids"].append(own)
-        kept["known"] = kept.get("known") or answer.get("known")
+        if answer.get("known") and not kept.get("known"):
+            merged[name] = merged.pop(name) | answer  # at the place of the known one
     return list(merged.values())
 
 

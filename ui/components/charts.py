@@ -207,8 +207,13 @@ def fact_text(head: object, relation: object, tail: object) -> str:
 
 
 def fact_texts(facts: pd.DataFrame) -> list[str]:
-    triples = facts[["head", "relation", "tail"]].astype(object).to_numpy()
-    return [fact_text(*triple) for triple in triples]
+    """Return facts as texts; those that have one text, by their names in the data instead."""
+    terms = ["head", "relation", "tail"]
+    texts, named = (
+        pd.Series([fact_text(*each) for each in facts[of].astype(object).to_numpy()], dtype=str)
+        for of in (terms, [f"{term}_id" for term in terms])
+    )
+    return texts.where(~texts.duplicated(keep=False), named).tolist()
 
 
 def share_bars(row: pd.Series, columns: Sequence[str], title: str) -> Spec:

@@ -175,23 +175,23 @@ def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
     return by_side(facts, column)
 
 
-def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
+def grouped(facts: pd.DataFrame, by: str, test: pd.Series) -> pd.DataFrame:
     """Return sums by relation, or by the entity shared with the test triple.
 
     Columns: `group`, `facts`, `helping`, `opposing` (sums of influence), `net`.
     """
     if by == "relation":
-        labels = facts["relation"].astype(str)
+        labels = facts["relation"].astype(str).to_numpy()
     else:
-        in_head = (facts["head"] == head) | (facts["tail"] == head)
-        in_tail = (facts["head"] == tail) | (facts["tail"] == tail)
-        choices = [f"both {head} and {tail}", head, tail]
-        conditions = [in_head & in_tail, in_head, in_tail]
-        labels = pd.Series(
-            np.select(conditions, choices, default="neither entity"), index=facts.index
+        in_head, in_tail = (
+            (facts["head_id"] == test[end]) | (facts["tail_id"] == test[end])
+            for end in ("head_id", "tail_id")
         )
+        head, tail = str(test["head"]), str(test["tail"])
+        choices, conditions = [f"both {head} and {tail}", head, tail], [in_head & in_tail, in_head]
+        labels = np.select([*conditions, in_tail], choices, default="neither entity")
     values = facts["influence"]
-    frame = pd.DataFrame({"group": labels, "facts": 1})
+    frame = pd.DataFrame({"group": labels, "facts": 1}, index=facts.index)
     frame = frame.assign(helping=values.clip(lower=0), opposing=values.clip(upper=0), net=values)
     sums = frame.groupby("group", sort=False).sum().reset_index()
     return sums.sort_values("net", key=abs, ascending=False, kind="stable", ignore_index=True)

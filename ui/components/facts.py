@@ -180,7 +180,7 @@ def card(explanation: SharedExplanation) -> None:
         ("checkpoints", len(head.model.checkpoints) or math.nan, CHECKPOINTS),
     ]
     spans = [
-        basics.fill(_NUMBER, label=label, value=number(float(value)), help=meaning)
+        basics.fill(_NUMBER, label=label, value=number(value), help=meaning)
         for label, value, meaning in numbers
     ]
     first, details = spans[:2], [basics.join(spans[2:], " · ")]
@@ -214,10 +214,7 @@ def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
 
 
 def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
-    """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing.
-
-    An identifier of a known database is a link to its page there.
-    """
+    """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing."""
     keys = [(str(test[f"{end}_id"]), str(test[end])) for end in ("head", "tail")]
     ends = [graph.identified(key, name, kinds.get(key, "")) for key, name in keys]
     return basics.join([end for end in ends if end], " · ")

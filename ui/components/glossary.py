@@ -11,7 +11,7 @@ SPEARMAN = (
     "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
     "same order, 0 no relation, -1 the reverse."
 )
-OVERLAP = "Share of the strongest facts that both explanations have in common."
+OVERLAP = "Share of the most helpful facts that both explanations have in common."
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ from clew.ui.components import (
     tables,
     windows,
 )
-from clew.ui.components.runs import runs_page, variants_of
+from clew.ui.components.runs import runs_page
 
 NUM_TRACE_RUNS = 50
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
 TESTS_HEIGHT = 242
 SCORE = "Model's score"
 MAX_MOVED = 200
+QUESTION = ("score", "direction", "test_loss")
 IN_REPORT = "training facts in this report"
 
 
@@ -152,7 +153,7 @@ def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
     shown = explanations.passing(listed, wanted, IN_REPORT)
     if shown.empty:
         return
-    groups = explanations.grouped(shown, by, str(test["head"]), str(test["tail"]))
+    groups = explanations.grouped(shown, by, test)
     chart = charts.group_bars(groups, found.head.form.heading)
     st.vega_lite_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, listed) - len(listed)
@@ -170,37 +171,34 @@ def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> No
     if not other_id:
         return
     files = explanations.report_of_run(other_id)
-    place = explanations.same_test(explanations.report_head(files).tests, found.test)
+    head = explanations.report_head(files)
+    place = explanations.same_test(head.tests, found.test)
     if place is None:
         basics.note("That run does not explain this triple.")
         return
-    variants = variants_of(runs)
-    labels = {run.run_id: variants[run.run_id] or run.name for run in runs}
-    called = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
-    if called[0] == called[1]:
-        called = ("this run", "the other run")
-    _agreement(agreement(found.facts, explanations.facts_of(files, place)), called)
+    pairs = ((key, found.head.settings.get(key), head.settings.get(key)) for key in QUESTION)
+    if apart := [f"{key} {own} here, {there} there" for key, own, there in pairs if own != there]:
+        basics.note(f"They do not explain the same: {'; '.join(apart)}.")
+    _agreement(agreement(found.facts, explanations.facts_of(files, place)))
 
 
-def _agreement(found: Agreement, called: tuple[str, str]) -> None:
+def _agreement(found: Agreement) -> None:
     spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
     shown = [("Spearman", spearman, glossary.SPEARMAN)]
-    shown.append(("Common facts", f"{found.common:,}", "Facts that both reports contain."))
+    shown.append(("Common facts", f"{len(found.facts):,}", "Facts that both reports contain."))
     for size, share in found.overlap.items():
         shown.append((f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP))
     basics.tiles(shown)
-    if not found.common:
+    if found.facts.empty:
         return
     near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
     moved = found.facts[near].sort_values("moved", key=abs, ascending=False, kind="stable")
-    moved = moved.head(MAX_MOVED)
-    position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
-    lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
+    position = NumberColumn(help="Among the facts in both, from the most helpful one on.")
     columns: tables.Columns = {
         "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
-        f"Position, {called[0]}": (moved["position"], position),
-        f"Position, {called[1]}": (moved["other_position"], position),
-        "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
+        "Position here": (moved["position"], position),
+        "Position there": (moved["other_position"], position),
+        "Moved": (moved["moved"], NumberColumn(format="%+d", help="Places lower in the other.")),
     }
     tables.show(columns, alt="The facts that moved most", most=charts.HEIGHT)
 

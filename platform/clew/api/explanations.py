@@ -20,7 +20,7 @@ from clew.config.load import full_settings
 from clew.config.services import Question, ValueRequest
 from clew.errors import ConfigError, extra, quoted
 from clew.link_prediction.triples import HEAD, RELATION, TAIL
-from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_PREFIX, Form
+from clew.runs.influence_forms import AGREEING_COLUMN, SPLIT, Form
 from clew.runs.influence_report import InfluenceReport, TripleRecord
 from clew.runs.reading.picture import PLAIN
 from clew.runs.verification import Verification
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from clew.api.charts import Chart
 
 SHOWN_ROWS = 10
-SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
 Report = InfluenceReport | WindowReport[Any]
 
 
@@ -124,11 +123,7 @@ class Attribution:
     def _side(self, side: str) -> pd.DataFrame:
         """Return the rows of one side with the readable columns."""
         rows = self._frame[self._frame["side"] == side]
-        read = [
-            name
-            for name in map(str, self._frame.columns)
-            if not name.startswith(SPLIT_COLUMNS) and not name.endswith("_id")
-        ]
+        read = [n for n in map(str, rows) if not (n.startswith(SPLIT) or n.endswith("_id"))]
         return rows[read].drop(columns=["side", FACT]).reset_index(drop=True)
 
     def _titles(self) -> list[str]:
@@ -195,7 +190,8 @@ def attribute(
         continuation: Text to explain; if empty, the model writes the continuation.
         frame: Last frame of the window, for image sequences; None: the window with the largest
             error.
-        top_k: Number of proponents, and of opponents, to keep for each prediction; 0: all.
+        top_k: Number of proponents, and of opponents, to keep for each prediction; 0: all, but of
+            more than 100,000 scores these tables have the strongest, the run's Parquet file all.
         seeds: Number of runs of a graph model whose mean is explained; those that are missing are
             trained like the model's, with other seeds. None: as its configuration says, or 1.
         overrides: Other settings, such as `{"influence.score": "cosine"}`.

@@ -60,6 +60,7 @@ PART_PREFIX = "part_"
 """Parquet: `part_dense` and so on, float32; the parts add up to the score."""
 CHECKPOINT_PREFIX = "checkpoint_"
 """Parquet: `checkpoint_<step>`, float32; the checkpoints add up to the score."""
+SPLIT = (PART_PREFIX, CHECKPOINT_PREFIX)
 
 
 def agreement_sentence(runs: int, listed: int, disputed: int) -> list[str]:

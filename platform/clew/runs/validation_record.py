@@ -205,7 +205,7 @@ def label_of(
     score, baseline, seeds = found.score, found.baseline, found.num_other_seeds
     about = f"the data ({seeds} other seed{'s' * (seeds > 1)})" if seeds else "this run (own seed)"
     extent = (
-        f"{found.num_subsets} subsets without {score.drop:.0%} of the facts, "
+        f"{found.num_subsets} subsets without {100 * score.drop:.3g}% of the facts, "
         f"{found.num_tests} test triples"
     )
     if not found.counts:
@@ -325,7 +325,7 @@ class ValidationRecord(StrictRecord):
     def markdown(self) -> Iterator[str]:
         """Yield lines of Markdown: a table of datamodelling scores and, if any, of deletions."""
         columns = list(dict.fromkeys((s.drop, s.seeds) for s in self.scores))
-        said = [f"{drop:.0%} dropped, {of} seed{'s' * (of == 'other')}" for drop, of in columns]
+        said = [f"{100 * d:.3g}% dropped, {of} seed{'s' * (of == 'other')}" for d, of in columns]
         yield from _head("form", said)
         found = {
             (s.form, s.drop, s.seeds): f"{s.correlation}"

@@ -179,7 +179,18 @@ def test_agreement_of_equal_and_reversed_lists(files: ReportFiles) -> None:
     assert agreement(facts.head(2), facts).spearman is None
 
 
+@pytest.mark.parametrize("kept", [8, 20])
+def test_agreement_of_a_list_and_its_ends(files: ReportFiles, kept: int) -> None:
+    """The strongest facts of either side are as helpful in the list of them as among all facts."""
+    facts = read_facts(files, 0)
+    ends = facts[(facts["influence"] != 0) & (facts["rank"] <= kept)]
+    assert len(ends) == 2 * kept
+    found = agreement(facts, ends)
+    assert found.overlap == {min(kept, 10): 1.0}
+    assert found.facts["moved"].abs().sum() == 0
+
+
 def test_agreement_without_common_facts(files: ReportFiles) -> None:
     facts = read_facts(files, 0)
     found = agreement(facts, facts.head(0))
-    assert (found.common, found.spearman, found.overlap) == (0, None, {})
+    assert (len(found.facts), found.spearman, found.overlap) == (0, None, {})

@@ -142,6 +142,20 @@ def test_a_label_is_a_function_of_the_test(found: ValidationSummary | None, verd
         assert about in label.sentence
 
 
+def test_a_share_is_not_rounded_to_another() -> None:
+    """Two shares that round to the same per cent would be two columns of one name."""
+    found = record("r", FORM)
+    shares = (0.0225, 0.025)
+    scores = [
+        score.model_copy(update={"drop": share}) for score in found.scores for share in shares
+    ]
+    ceilings = tuple(Ceiling(drop=share, correlation=None) for share in shares)
+    found = found.model_copy(update={"scores": tuple(scores), "ceilings": ceilings})
+    heading = next(found.markdown())
+    assert ["2.25%" in heading, "2.5%" in heading] == [True, True]
+    assert "2.5%" in label_of(found.summary(FORM, "t"), {"score": FORM}, "RUN-ID").sentence
+
+
 COMMAND = "clew validate-influence --model RUN-ID"
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from reasoner_pydantic import Response
 
+from clew import names
 from clew.__main__ import run as clew
 from clew.biolink import as_curie
 from clew.errors import ConfigError, TrackingError
@@ -26,7 +27,7 @@ from clew.runs.reading.explanation import (
 )
 from clew.runs.reading.facts import paths_of
 from clew.runs.reading.picture import COLOURS, SYMBOLS, looks
-from clew.runs.reading.reviews import Fact, Review
+from clew.runs.reading.reviews import Fact, Review, append_review
 from tests.recorded import HOSTILE, NUM_TESTS, Recorded
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -82,12 +83,59 @@ def test_a_page_says_what_was_found(explained: SharedExplanation) -> None:
     assert shapes >= 2, "both ends are drawn"
 
 
+def test_a_page_names_all_runs_and_counts_what_it_leaves_out(explained: SharedExplanation) -> None:
+    facts = pd.concat([explained.facts] * 3, ignore_index=True)
+    runs = ("first run", "second run")
+    ensemble = replace(explained.head, model=replace(explained.head.model, runs=runs))
+    page = Page(html_report(replace(explained, facts=facts, head=ensemble)))
+    assert "first run, second run" in page.text
+    cells = [attributes.get("class") for tag, attributes in page.elements if tag == "td"]
+    listed = cells.count("number for") + cells.count("number against")
+    assert f"leaves out {len(facts) - listed:,} " in page.text
+    assert "leaves out" not in Page(html_report(replace(explained, facts=facts[:1]))).text
+
+
+def test_a_page_says_which_clew_explained_and_of_which_end(explained: SharedExplanation) -> None:
+    run, model = explained.run, explained.model
+    assert run is not None
+    assert model is not None
+    tags = model.tags | {names.TAG_VERSION: "0.1 of the training"}
+    settings = {"score": "raw"}  # as in the first version of the schema, which explained both ends
+    older = replace(explained.head, settings=settings)
+    page = Page(html_report(replace(explained, model=replace(model, tags=tags), head=older)))
+    assert run.tags[names.TAG_VERSION] in page.text
+    assert "0.1 of the training" not in page.text
+    assert "raw, of both ends" in page.text
+
+
 def test_a_review_without_a_name_is_of_somebody(explained: SharedExplanation) -> None:
     row = explained.test
     test = Fact(str(row["head_id"]), str(row["relation_id"]), str(row["tail_id"]))
     review = Review("run", test, "plausible", "", created="2026-01-01T10:00:00")
     page = Page(html_report(replace(explained, reviews=(review,)), now=NOW))
     assert "plausible, somebody: 2026-01-01" in page.text
+
+
+def test_what_a_person_said_last_is_shared(
+    recorded: Recorded, use: Callable[[str], None], tmp_path: Path
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    run_id = store.runs["trace"]
+    row = open_explanation(run_id, 0).test
+    test = Fact(str(row["head_id"]), str(row["relation_id"]), str(row["tail_id"]))
+    other = replace(test, tail=f"{test.tail} of another explanation")
+    for about, verdict, person, final in (
+        (test, "plausible", "Ada", False),
+        (test, "implausible", "Ada", False),
+        (test, "unsure", "Ben", False),
+        (other, "plausible", "Ben", False),
+        (test, "plausible", "Cas", True),
+        (test, "implausible", "Cas", True),
+    ):
+        append_review(Review(run_id, about, verdict, person, final=final))  # type: ignore[arg-type]
+    told = [(one.verdict, one.reviewer) for one in open_explanation(run_id, 0).reviews]
+    assert told == [("implausible", "Ada"), ("unsure", "Ben"), ("implausible", "Cas")]
 
 
 @pytest.mark.parametrize("kind", ["explained", "hostile"])
@@ -112,10 +160,11 @@ def test_hostile_names_are_text(hostile: SharedExplanation) -> None:
 
 
 def test_paths_come_in_sentences(hostile: SharedExplanation) -> None:
-    assert hostile.paths.found
-    text = Page(html_report(hostile, now=NOW)).text
-    for path in hostile.paths.found[:5]:
-        assert path.sentence in text
+    page = Page(html_report(hostile, now=NOW))
+    assert len(hostile.paths.found) > 12
+    assert str(len(hostile.paths.found)) in hostile.paths.searched
+    for path in hostile.paths.found:
+        assert path.sentence in page.text
 
 
 def test_a_message_is_valid_trapi(explained: SharedExplanation) -> None:
@@ -176,10 +225,28 @@ def test_a_denied_fact_is_never_stated(hostile: SharedExplanation) -> None:
     Response.model_validate(content)
     message = content["message"]
     assert denial not in json.dumps(message)
-    assert "1 denied fact" in content["description"]
+    assert "2 denied facts" in content["description"], "a proponent, and a fact on paths"
     kept = [path for path in hostile.paths.found[:10] if 1 not in path.ranks]
     assert len(kept) < len(hostile.paths.found[:10])
     assert len(message["auxiliary_graphs"]) == 1 + len(kept)
+
+
+def test_a_denied_opponent_is_not_left_out(explained: SharedExplanation) -> None:
+    """A message holds no opponents."""
+    facts = explained.facts.astype({"relation_id": str})
+    facts.loc[facts["influence"] < 0, "relation_id"] = "biolink:treats;negated=true"
+    denied = json.loads(trapi_json(replace(explained, facts=facts)))
+    assert denied["description"] == json.loads(trapi_json(explained))["description"]
+
+
+@pytest.mark.parametrize("direction", ["tail", "both"])
+def test_a_message_says_of_what_ranks_its_score_is(
+    explained: SharedExplanation, direction: str
+) -> None:
+    head = replace(explained.head, settings=explained.head.settings | {"direction": direction})
+    content = json.loads(trapi_json(replace(explained, head=head)))
+    ((analysis,),) = (result["analyses"] for result in content["message"]["results"])
+    assert ("on average" in analysis["scoring_method"]) == (direction == "both")
 
 
 def test_a_denied_prediction_is_no_message(explained: SharedExplanation) -> None:

@@ -26,10 +26,7 @@ JSON_ENTRIES = 100_000
 SIGNIFICANT_DIGITS = 7
 MAX_FACTS_PER_STEP = 20
 """Largest number of facts that are kept between two neighbours on a path, the strongest first.
-
-UMLS has at most 17, FB15k-237 at most 13. A graph with thousands between two entities would make
-files of gigabytes.
-"""
+UMLS has at most 17; thousands in a graph would make files of gigabytes."""
 TESTS_PER_PASS = 16
 FACTS_PER_PASS = 2**14
 

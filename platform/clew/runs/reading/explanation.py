@@ -29,12 +29,14 @@ from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded, write_whole
 from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import reports
+from clew.runs.reading.disagreements import decision_on
 from clew.runs.reading.facts import (
     TRAIN_KEY,
     FactPath,
     Paths,
     agreement_of,
     answer,
+    averaged,
     evidence,
     scored,
     summary,
@@ -43,14 +45,13 @@ from clew.runs.reading.facts import (
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.picture import MARK, draw, looks
 from clew.runs.reading.reports import ReportFiles, ReportHead
-from clew.runs.reading.reviews import Review, read_reviews
+from clew.runs.reading.reviews import Review, latest_of_each, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run, keep_folder, list_artifacts
 from clew.runs.verification import Verification, marked_in, read_kept
 
 NUM_DRAWN_PATHS = 8
 NUM_DRAWN_FACTS = 9
-NUM_PATHS = 12
 NUM_FACTS = 25
 NO_PROOF = (
     "Influence estimates which training facts changed the model's prediction. It does not show why "
@@ -92,7 +93,7 @@ class SharedExplanation:
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Kinds of entities by their ids; empty if the data contain no kinds."""
     reviews: tuple[Review, ...] = ()
-    """Reviews of the explanation; the last final one counts, if there is one."""
+    """The last review of each person, and of the final ones the last, which counts."""
     verified: Verification | None = None
     """What happened to this triple without its strongest facts; None if nobody has tried."""
 
@@ -145,7 +146,9 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
     tested = find_validation(head.model, head.settings) or head.validation
-    reviews = [r for r in read_reviews(run_id).records if r.verdict and r.test.triple == triple]
+    every = read_reviews(run_id).records
+    reviews = [review for review in latest_of_each(every) if review.test.triple == triple]
+    reviews += [decided] if (decided := decision_on(triple, every)) else []
     checked = read_kept(Verification, run_id)
     verified = checked.of(triple) if checked else None
     found = replace(explanation, run=run, model=model, kinds=kinds, reviews=tuple(reviews))
@@ -197,7 +200,8 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
     entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
     helping = facts[facts["influence"] > 0].head(NUM_FACTS)
     opposing = facts[facts["influence"] < 0].head(NUM_FACTS // 2)
-    agreed = agreement_of(pd.concat([helping, opposing]), len(head.model.runs)) or [ONE_RUN]
+    listed = pd.concat([helping, opposing])
+    agreed = agreement_of(listed, len(head.model.runs)) or [ONE_RUN]
     template = Environment(
         loader=PackageLoader("clew.runs.reading", "."), autoescape=True
     ).get_template("report.html")
@@ -209,8 +213,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         picture=picture_of(explanation),
         looks=looks(explanation.kinds, entities),
         disputed=DISPUTED_COLUMN in drawn and drawn[DISPUTED_COLUMN].any(),
-        paths=paths.found[:NUM_PATHS],
-        searched=paths.searched,
+        paths=paths,
         form=head.form,
         fall=head.label.fall,
         sides=(
@@ -218,6 +221,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
             ("Made it less likely", "against", "▼", opposing.to_dict("records")),
         ),
         summary=summary(facts, scored(test, facts), head.train_size),
+        weaker=len(facts) - len(listed),
         trust=[NO_PROOF, head.label.sentence, *agreed, *head.notes()],
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
@@ -227,11 +231,11 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
 
 def _origin(explanation: SharedExplanation) -> dict[str, str]:
     head, run, model = explanation.head, explanation.run, explanation.model
-    tags = (model.tags if model else {}) or (run.tags if run else {})
-    asked = head.settings.get("direction", "tail")
+    tags = run.tags if run else {}
+    asked = head.settings.get("direction", "both")  # of the oldest reports, which do not say it
     return {
         "Model": model.name if model else head.model.run_id,
-        "Run of the model": head.model.run_id,
+        "Run of the model": ", ".join(head.model.runs) or head.model.run_id,
         "Run of the explanation": run.run_id if run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
@@ -256,14 +260,13 @@ def _response(explanation: SharedExplanation) -> Content:
     if biolink.is_denied(str(test["relation_id"])):
         problem = f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state"
         raise ConfigError(f"{problem}; write the explanation as html")
-    found = explanation.paths
+    found, facts = explanation.paths, explanation.facts
+    helping = facts[facts["influence"] > 0].head(MAX_PROPONENTS)
     denied, on_paths = (
-        facts["relation_id"].astype(str).map(biolink.is_denied).astype(bool)
-        for facts in (explanation.facts, found.facts)
+        each[each["relation_id"].astype(str).map(biolink.is_denied).astype(bool)]
+        for each in (helping, found.facts_of(found.found[:MAX_PATHS]))
     )
-    helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
-    proponents = helping.head(MAX_PROPONENTS)
-    left_out = set(found.facts.loc[on_paths, "rank"])
+    proponents, left_out = helping.drop(index=denied.index), set(on_paths["rank"])
     paths = [path for path in found.found[:MAX_PATHS] if not left_out & set(path.ranks)]
     shown = pd.concat([proponents, found.facts_of(paths).drop(columns="rank")])
     shown = shown.drop_duplicates(TRAIN_KEY)
@@ -276,8 +279,15 @@ def _response(explanation: SharedExplanation) -> Content:
     question: Content = {"subject": HEAD, "object": TAIL, "knowledge_type": "inferred"}
     question["predicates"] = [edges[PREDICTION]["predicate"]]
     ends = {HEAD: [_binding(head)], TAIL: [_binding(tail)]}
-    analyses = [_analysis(float(test["rank"]), list(graphs))]
-    missing = int(denied.sum())
+    rank, over = test["rank"], averaged(explanation.head.settings, len(explanation.head.model.runs))
+    analysis = {
+        "resource_id": RESOURCE,
+        **({"score": 1 / float(rank)} if rank >= 1 else {}),
+        "scoring_method": f"reciprocal of the filtered rank{over}",
+        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
+        "support_graphs": list(graphs),
+    }
+    missing = len(pd.concat([denied, on_paths]).drop_duplicates(TRAIN_KEY))
     note = f" (without {counted(missing, 'denied fact')}, as TRAPI has no denials)" * bool(missing)
     return {
         "message": {
@@ -286,7 +296,7 @@ def _response(explanation: SharedExplanation) -> Content:
                 "edges": {ANSWER: question},
             },
             "knowledge_graph": {"nodes": _nodes(explanation, shown), "edges": edges},
-            "results": [{"node_bindings": ends, "analyses": analyses}],
+            "results": [{"node_bindings": ends, "analyses": [analysis]}],
             "auxiliary_graphs": graphs,
         },
         "schema_version": TRAPI_VERSION,
@@ -294,16 +304,6 @@ def _response(explanation: SharedExplanation) -> Content:
         "status": "Success",
         "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
         + " ".join([explanation.head.label.sentence, *explanation.head.notes()]),
-    }
-
-
-def _analysis(rank: float, support_graphs: list[str]) -> Content:
-    return {
-        "resource_id": RESOURCE,
-        **({"score": 1 / rank} if rank >= 1 else {}),
-        "scoring_method": "reciprocal of the filtered rank",
-        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
-        "support_graphs": support_graphs,
     }
 
 
@@ -350,9 +350,8 @@ def _fact(fact: pd.Series, meaning: str) -> Content:
 
 def _edge(row: pd.Series, attributes: list[Content]) -> Content:
     name, label = str(row["relation_id"]), str(row["relation"])
-    predicate, qualifiers = biolink.predicate_of(label)
-    if biolink.predicate_of(name)[0] != biolink.RELATED_TO:
-        predicate, qualifiers = biolink.predicate_of(name)
+    is_known = biolink.predicate_of(name)[0] != biolink.RELATED_TO
+    predicate, qualifiers = biolink.predicate_of(name if is_known else label)
     listed = [{"qualifier_type_id": k, "qualifier_value": value} for k, value in qualifiers]
     return {
         "subject": biolink.as_curie(str(row["head_id"])),

@@ -161,7 +161,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         count, of = len(facts), scored(test, facts)
         more = f" (of {of:,} scored)" if of > count else ""
         return f"None of the {count:,} facts in this report{more} made it more likely."
-    strongest = f"the {len(top)} strongest facts" if len(top) > 1 else "the strongest fact"
+    strongest = f"the {len(top)} most helpful facts" if len(top) > 1 else "the most helpful fact"
     at_head, at_tail = (
         int(((top["head_id"] == test[end]) | (top["tail_id"] == test[end])).sum())
         for end in ("head_id", "tail_id")
@@ -175,8 +175,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         missing = " or ".join(dict.fromkeys(absent))
         text = f"None of {strongest} mentions {missing}"
         if 2 * same > len(top):
-            text += f"; {same} of them {'has' if same == 1 else 'have'} its relation"
-            text += f", {relation}"
+            text += f"; {same} of them {'has' if same == 1 else 'have'} its relation, {relation}"
         text += "."
     if (facts[TRAIN_KEY].astype(str) == test[TRAIN_KEY]).all(axis=1).any():
         text += " The triple is itself a training fact."
@@ -265,15 +264,14 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
 class Agreement:
     """Agreement of two lists of training facts.
 
-    `overlap` is, for each k, the share of the k most helpful facts that both lists have in common.
-    `spearman` is the rank correlation of the influences over the facts of both lists. `facts` has
-    one row per common fact: `position` and `other_position`, counted from the most helpful to the
-    most opposing fact of each list, the influences, and `moved`, the difference of the positions.
+    `overlap` is, for each k up to the number of facts that helped in both lists, the share of the k
+    most helpful ones that both have in common. `spearman` is the rank correlation of the influences
+    over the facts of both. `facts` has one row per common fact: `position` and `other_position`
+    among these facts, the most helpful first, the influences, and `moved`, the difference.
     """
 
     overlap: dict[int, float]
     spearman: float | None
-    common: int
     facts: pd.DataFrame
 
 
@@ -290,15 +288,16 @@ def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
     renamed = right.rename(columns={name: f"other_{name}" for name in columns})
     texts = dict.fromkeys(TRAIN_KEY, str)
     merged = left.astype(texts).merge(renamed.astype(texts), on=TRAIN_KEY)
-    merged["moved"] = merged["other_position"] - merged["position"]
     last = merged[["position", "other_position"]].max(axis=1)
-    smaller = min(len(left), len(right))
+    for name in ("position", "other_position"):  # a list can lack those in its middle
+        merged[name] = merged[name].rank().astype(int)
+    merged["moved"] = merged["other_position"] - merged["position"]
+    smaller = min(int((found["influence"] > 0).sum()) for found in (left, right))
     sizes = [size for size in OVERLAP_SIZES if size <= smaller] or ([smaller] if smaller else [])
     both = merged[["influence", "other_influence"]]
     ranked = both.corr("spearman", min_periods=3).to_numpy()[0, 1]
     return Agreement(
         overlap={size: float((last <= size).sum() / size) for size in sizes},
         spearman=None if np.isnan(ranked) else float(ranked),
-        common=len(merged),
         facts=merged,
     )

@@ -29,8 +29,6 @@ OF_TEST = ("score", "rank", "self_influence", "candidates", "truncated", "untrai
 TEST_COLUMNS = (*TRIPLE_COLUMNS, *OF_TEST)
 FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
-SPLIT = (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX)
-"""What the columns begin with that add up to a score."""
 INFLUENCE_TABLE = "an influence table"
 REPORT_FILES = {
     "json": names.INFLUENCE_JSON,
@@ -107,7 +105,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     terms = zip(TRIPLE_COLUMNS, forms.TERM_COLUMNS[6:], strict=True)
     columns = {column: rows[name] for column, name in terms}
     columns["influence"] = rows[forms.SCORE_COLUMN].astype(float)
-    split = [column for column in map(str, rows.columns) if column.startswith(SPLIT)]
+    split = [column for column in map(str, rows.columns) if column.startswith(forms.SPLIT)]
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
     columns |= {c: rows[c].astype(str) for c in [forms.COUNTERPART_COLUMN] if c in rows}
@@ -130,7 +128,7 @@ def _types_of(path: Path) -> dict[str, pa.DataType]:
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
     whole = (forms.TEST_INDEX_COLUMN, forms.TRAIN_INDEX_COLUMN, forms.RANK_COLUMN)
-    split = [name for name in present if name.startswith(SPLIT)]
+    split = [name for name in present if name.startswith(forms.SPLIT)]
     known = dict.fromkeys((*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN), pa.string())
     known |= dict.fromkeys((forms.SCORE_COLUMN, *FURTHER_COLUMNS, *split), pa.float64())
     known |= dict.fromkeys(whole, pa.int64())

@@ -31,7 +31,7 @@ from clew.errors import ConfigError, quoted, refusing
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.link_prediction.triples import Triples
-from clew.runs.influence_forms import TEST_INDEX_COLUMN
+from clew.runs.influence_forms import SPLIT, TEST_INDEX_COLUMN
 from clew.runs.influence_report import (
     ExplainedTriple,
     InfluenceReport,
@@ -223,6 +223,11 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
     if not tables:
         target.unlink(missing_ok=True)
         return
+    # A group whose shares would not fit into memory has none, so the joined table has none either.
+    common = set.intersection(*(set(table.column_names) for table in tables))
+    for place, table in enumerate(tables):
+        lost = [name for name in set(table.column_names) - common if name.startswith(SPLIT)]
+        tables[place] = table.drop_columns(lost)
     with _undamaged(target):  # a table can have columns that the others lack
         table = pa.concat_tables(tables).unify_dictionaries()
     with replacing(target) as temporary:
