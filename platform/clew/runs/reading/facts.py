@@ -174,6 +174,8 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         absent = [name for name, count in ((head, at_head), (tail, at_tail)) if not count]
         missing = " or ".join(dict.fromkeys(absent))
         text = f"None of {strongest} mentions {missing}"
+        if len(top) == 1:
+            text = f"The most helpful fact does not mention {missing}"
         if 2 * same > len(top):
             text += f"; {same} of them {'has' if same == 1 else 'have'} its relation, {relation}"
         text += "."
