@@ -86,12 +86,8 @@ def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
     """Yield a new folder for temporary files, and remove it at the end.
 
     Folders that killed processes left behind are removed first. Each folder contains a lock that
-    its process holds while it runs.
-
-    Args:
-        purpose: Part of the folder's name, such as `train`.
-        holds: What is downloaded into the folder, such as `run 1a2b`. Errors name this instead of
-            the folder, which no longer exists when a user reads the message.
+    its process holds while it runs. `purpose`, such as `train`, is a part of its name. Errors name
+    what it `holds`, such as `run 1a2b`, because nobody finds the folder any more.
     """
     root = Path(tempfile.gettempdir())
     _sweep(root)

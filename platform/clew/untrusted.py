@@ -59,10 +59,7 @@ ERROR, MESSAGE = b"error", b"message"
 class LimitedReader:
     """A child process that answers requests; use it in a `with` block.
 
-    Args:
-        module: Module with a function `answer(**request) -> pa.Table`.
-        of: What is read, for messages.
-        seconds: Processor time for each request.
+    `module` has a function `answer(**request) -> pa.Table`. `of`, what is read, is for messages.
     """
 
     def __init__(self, module: str, of: str, *, seconds: float = PROCESSOR_SECONDS) -> None:

@@ -81,7 +81,10 @@ def test_settings_for_other_data_replace_the_default_configuration() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["train umls --config wn18rr", "train umls --epochs=3 lr=1", "train umls lr=1 learning_rate=2"],
+    [
+        *("train umls --config wn18rr", "train umls --epochs=3 lr=1"),
+        *("train umls lr=1 learning_rate=2", "train umls epochs="),
+    ],
 )
 def test_contradictions_are_refused(line: str) -> None:
     with pytest.raises((ConfigError, ValueError)):
@@ -134,6 +137,17 @@ def test_a_wrong_guess_brings_the_right_command(
     (line,) = capsys.readouterr().err.splitlines()
     command = re.sub(r"^(CUDA_\w+=0 )?clew ", r"\1", line.partition("; type: ")[2])
     assert command == right.replace(" clew ", " ")
+
+
+@pytest.mark.parametrize("guess", ["train umls epochs:10", "tune umls 10", "verify newest 3"])
+def test_a_word_without_a_name_is_not_taken_for_another_option(
+    guess: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(guess.split()) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert guess.rsplit(maxsplit=1)[-1] in line
+    assert "type:" not in line
+    assert "name=value" in line
 
 
 @pytest.mark.parametrize("right", sorted(set(GUESSES.values())))

@@ -76,7 +76,7 @@ def keep_and_fetch(
     with open_tracker(TrackingConfig(experiment=experiment), kind="train") as tracker:
         tracker.artifact(note)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    registry = Registry.connect()
+    registry = Registry()
     version = registry.register("model", registered, run_id=tracker.run_id, tags={})
     own = registry.download(version, work / "own")
     assert (own / "weights").read_text(encoding="utf-8") == "of a model"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from clew.errors import TrackingError, masked
+from clew.errors import TrackingError, UsageError, masked
 from clew.runs import store
 from clew.runs.reading import models, runs
 from clew.runs.store import connect, tracking_uri
@@ -32,7 +32,8 @@ def run_id(open_run: Callable[..., MlflowTracker], checkpoint_folder: Path, tmp_
 UNUSABLE = {
     "mysql+pymysql://me:secret@host/base": "its driver is not installed .*; install it, or set",
     "file:///nowhere/mlruns": "maintenance mode",
-    "nowhere/mlruns": "maintenance mode",
+    "nowhere/mlruns": "not an address",
+    "127.0.0.1:5000": "not an address",
     "foo://bar": "unsupported URI 'foo://bar'",
     "sqlite+foo:///base.db": "Can't load plugin",
 }
@@ -126,7 +127,7 @@ def test_a_configuration_that_is_no_mapping_is_one_line(
     tracker = open_run()
     tracker.artifact(tmp_path / "config.yaml")
     tracker.finish("FINISHED")
-    with pytest.raises(TrackingError):
+    with pytest.raises(UsageError, match=f"run {tracker.run_id}: config.yaml"):
         runs.read_config(tracker.run_id)
 
 

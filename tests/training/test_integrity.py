@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from clew.errors import CheckpointError
@@ -15,6 +17,7 @@ from clew.training.checkpoints import (
     load_training_state,
     read_model,
     require_whole,
+    rows_file,
     write_checkpoint,
 )
 from clew.training.manifest import read_manifest
@@ -115,6 +118,14 @@ def test_a_model_that_the_manifest_does_not_name_is_refused(written: Path) -> No
     edit_manifest(written, lambda m: m["sha256"].pop("model.safetensors"))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         require_whole(written)
+
+
+def test_rows_of_a_shard_that_are_none_are_refused(make_trainer: Any, written: Path) -> None:
+    """Anybody can write a checkpoint whose digests fit."""
+    save_file({"model/entity.weight": torch.tensor(1.0)}, written / rows_file(0, 1))
+    edit_manifest(written, lambda said: None)
+    with pytest.raises(CheckpointError):
+        load_model(written, make_trainer().model)
 
 
 def test_a_model_larger_than_its_file_is_refused_before_it_takes_memory(written: Path) -> None:

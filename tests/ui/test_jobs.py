@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -144,6 +145,31 @@ def test_a_button_that_is_pressed_twice_starts_one_command(
         third.cancel()
         assert third is not first
         assert finished(third).state == "cancelled"
+
+
+def test_what_a_killed_server_left_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        (Jobs().folder / "uploaded").write_bytes(b"frames")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    first, second = Jobs(), Jobs()
+    assert not left.exists()
+    assert first.folder.is_dir(), "its server is alive"
+    for each in (first, second):
+        each.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_upload_that_cannot_be_written_leaves_nothing(jobs: Jobs) -> None:
+    before = {*jobs.folder.iterdir()}
+    with pytest.raises(OSError):
+        start(jobs, work_of_tests.read, "frames", **{"frames": b"1", "frames/images.npy": b"2"})
+    assert {*jobs.folder.iterdir()} == before
 
 
 def test_too_many_at_once_are_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from clew.runs.reading.reports import report_files
 from clew.ui.components import runs
 from clew.ui.views import compare
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
-from tests.ui.conftest import TIMEOUT_SECONDS, Open, shown
+from tests.ui.conftest import TIMEOUT_SECONDS, Open, no_surprise, shown
 from tests.ui.seed_many import MODELS, copy_run, large_store
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask")
@@ -58,6 +58,21 @@ def test_a_file_that_is_no_store_is_a_message(page: Open, tmp_path: Path) -> Non
 def test_a_server_that_is_down_is_a_message(page: Open, name: str) -> None:
     app = page(name, "http://127.0.0.1:9")
     assert any("does not answer" in error.value.replace("\\", "") for error in app.error)
+
+
+FULL_DISK = """
+import errno
+from clew.ui.components import basics
+
+with basics.guarded("The upload", done="started"):
+    raise OSError(errno.ENOSPC, "No space left on device", "/tmp/frames.h5")
+"""
+
+
+def test_a_full_disk_is_a_message_that_says_what_to_do() -> None:
+    app = no_surprise(AppTest.from_string(FULL_DISK, default_timeout=TIMEOUT_SECONDS).run())
+    (error,) = app.error
+    assert "free some space" in error.value
 
 
 def test_the_overview_counts_states(page: Open, many: Recorded) -> None:

@@ -160,6 +160,21 @@ def test_relative_paths_start_where_the_run_was_started(
     assert commands.last.asked.config["data"]["train"] == str(started / "train.txt")
 
 
+def test_for_people_who_sign_in_no_events_are_written_where_the_run_says(
+    store: Recorded, commands: CommandsHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.files("fp32 1", names.ARTIFACT_CONFIG_YAML)
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config["tracking"] |= {"tensorboard": True, "tensorboard_dir": "/srv"}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    (run,) = runs_by_id([store.runs["fp32 1"]])
+    for is_configured in (False, True):
+        monkeypatch.setattr(access, "is_configured", lambda found=is_configured: found)
+        train_without(run, line(wrong(store)) + "\n")
+        assert isinstance(commands.last.asked, Training)
+        assert commands.last.asked.config["tracking"]["tensorboard"] is not is_configured
+
+
 def test_a_configuration_that_is_gone_is_one_line(
     page: Open, store: Recorded, commands: CommandsHere
 ) -> None:

@@ -11,9 +11,10 @@ import yaml
 from mlflow import MlflowClient
 
 from clew import names
+from clew.config.files import studies
 from clew.config.schema import RunConfig
 from clew.config.study import load_study, metric_name
-from clew.errors import ConfigError, OutOfMemoryError, UsageError
+from clew.errors import ConfigError, DataError, OutOfMemoryError, UsageError
 from clew.runs.base import check_key
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.metrics import Estimate
@@ -264,6 +265,26 @@ def test_a_tracin_study_explains_one_model_by_every_variant(
     assert kinds == ["compare", "trace", "trace", "train"]
     assert len(list(workflow.compare(study))) > 0
     assert len(client.search_runs([e.experiment_id for e in client.search_experiments()])) == 5
+
+
+@pytest.mark.parametrize("tests", ["missing.txt", "virus,causes", "nobody,causes,virus"])
+def test_tests_that_cannot_be_explained_are_found_before_anything_trains(
+    trained: list[tuple[str, int]], tmp_path: Path, tests: str
+) -> None:
+    variants: dict[str, Any] = {"fp32": {}, "mixed": {"influence.use_mixed_precision": True}}
+    path = write(tmp_path, command="tracin", tests=tests, variants=variants)
+    with pytest.raises(DataError):
+        list(workflow.compare(load_study(path)))
+    assert trained == []
+
+
+@pytest.mark.parametrize("study", sorted(studies()))
+def test_the_tests_of_a_study_that_ships_with_clew_are_found_in_any_folder(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = workflow.with_tests(load_study(study)).tests
+    assert found is None or Path(found).is_file()
 
 
 def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:

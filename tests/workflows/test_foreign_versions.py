@@ -61,7 +61,7 @@ def test_a_foreign_version_with_the_right_tags_is_left_alone(
     change: Change,
     alias: str,
 ) -> None:
-    registry, name = Registry.connect(), f"prepared {tmp_path.name}"
+    registry, name = Registry(), f"prepared {tmp_path.name}"
     champion(f"own {name}", trained.strong)
     own = registry.version(f"own {name}", "1")
     folder = registry.download(own, tmp_path / "copy")

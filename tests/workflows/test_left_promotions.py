@@ -24,7 +24,7 @@ def test_the_training_run_may_be_gone(
     tags = {names.TAG_KIND: names.KIND_PROMOTE} | ({names.TAG_SOURCE_RUN: source} if source else {})
     left = client.create_run("1", tags=tags).info.run_id
     client.set_terminated(left, "FAILED")
-    promote._end_dead_promotions(Registry.connect())
+    promote._end_dead_promotions(Registry())
     ended = client.get_run(left)
     assert ended.info.status == "KILLED"
     assert ended.data.tags[names.TAG_DECISION] == promote.CUT_OFF
@@ -51,5 +51,5 @@ def test_what_somebody_else_left_and_may_not_be_changed_stops_nobody(
         update(self, run_id, **values)
 
     monkeypatch.setattr(MlflowClient, "update_run", refuse_one)
-    promote._end_dead_promotions(Registry.connect())
+    promote._end_dead_promotions(Registry())
     assert [client.get_run(run_id).info.status for run_id in left] == ["FAILED", "KILLED"]

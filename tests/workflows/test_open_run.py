@@ -9,6 +9,7 @@ from clew import names
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.training.manifest import Manifest, write_manifest
 from clew.workflows.open_run import open_run, references_in
+from clew.workflows.promote import rollback
 
 
 def write(folder: Path, step: int) -> Path:
@@ -63,13 +64,33 @@ def test_what_names_nothing(tracking_store: Path, reference: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "kind"), [("0" * 32, TrackingError), ("no/such.folder", CheckpointError)]
+    ("reference", "kind"),
+    [("0" * 32, TrackingError), ("no/such.folder", CheckpointError), ("umls", CheckpointError)],
 )
 def test_a_run_that_is_not_there(
     tracking_store: Path, reference: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind), open_run(reference, "test") as found:
         found.best()
+
+
+def test_two_slashes_are_one(tracking_store: Path) -> None:
+    with (
+        pytest.raises(TrackingError, match="no model 'clew-umls' is registered"),
+        open_run("models://clew-umls@champion", "test"),
+    ):
+        pass
+
+
+def test_looking_for_a_registered_model_makes_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(TrackingError), open_run("models:/clew-umls@champion", "test"):
+        pass
+    with pytest.raises(TrackingError):
+        rollback("clew-umls")
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_are_an_ensemble(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 The models and files named here do not exist, so a verb that read them first would report this.
 """
 
+import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from clew.__main__ import run as run_command
@@ -65,6 +67,13 @@ def test_every_verb_looks_first(
     assert line.startswith(f"clew: error: {option} {place}: ")
     assert message in line
     assert Path("full/file").read_text() == "mine"
+
+
+def test_a_small_probability_is_no_zero_in_json(tmp_path: Path) -> None:
+    path, small = tmp_path / "list.json", [3.25e-9, -1.5e-8]
+    outputs.write_table(path, pa.table({"probability": small}))
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    assert [row["probability"] for row in rows] == pytest.approx(small, rel=1e-5)
 
 
 def test_what_is_not_there_yet_can_be_made(places: None) -> None:

@@ -218,6 +218,9 @@ def test_answers_of_a_file_of_queries_are_written(
     asking = ["predict", f"--model={registered}", f"--input={path}", "--top-k=5"]
     assert run_command([*asking, f"--output={output}"]) == 0
     assert str(output) in capsys.readouterr().out
+    assert run_command([*asking, f"--output={output}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["output"], said["num_rows"]) == (str(output), 11)
     assert run_command([*asking, "--json"]) == 0
     first, bad, last = json.loads(capsys.readouterr().out)["predictions"]
     frame = {"parquet": pd.read_parquet, "csv": pd.read_csv}[suffix](output)
@@ -443,6 +446,7 @@ def test_an_answer_set_needs_validation_triples(trained: TrainedStore, tmp_path:
         (["--relation=part_of", "--head=cell", "--output=x.odt"], "--output"),
         (["--relation=part_of", "--output=x.xlsx"], "--output"),
         (["--relation=part_of", "--conformal"], "--conformal"),
+        (["--prompt=cell", "--output=text.txt"], "--output"),
     ],
 )
 def test_wrong_use_of_the_command_line(

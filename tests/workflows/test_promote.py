@@ -65,7 +65,7 @@ def small_package() -> Iterator[pytest.MonkeyPatch]:
 
 
 def aliases(name: str) -> dict[str, str]:
-    return Registry.connect().aliases(name)
+    return Registry().aliases(name)
 
 
 def promoted(name: str, run_id: str, **settings: object) -> str | None:
@@ -79,7 +79,7 @@ def champion(trained: TrainedStore) -> Callable[[str, str], None]:
 
     def crown(name: str, run_id: str) -> None:
         template = f"template {run_id}"
-        if not Registry.connect().aliases(template):
+        if not Registry().aliases(template):
             promoted(template, run_id)
         version = client.get_model_version(template, "1")
         client.create_registered_model(name)
@@ -103,7 +103,7 @@ def test_the_first_promotion(trained: TrainedStore) -> None:
     assert all(check.passed for check in seen)
     assert result.uri == "models:/first@champion"
     assert aliases("first") == {"champion": "1"}
-    version = Registry.connect().version_at("first", "champion")
+    version = Registry().version_at("first", "champion")
     training = find_run(trained.strong)
     for key in (
         names.TAG_CONFIG_HASH,
@@ -137,7 +137,7 @@ def test_a_promotion_is_recorded_as_a_run(trained: TrainedStore) -> None:
         names.TAG_VARIANT,
     ):
         assert run.tags[key] == training.tags[key] != ""
-    version = Registry.connect().version("recorded", "1")
+    version = Registry().version("recorded", "1")
     assert version.tags[names.TAG_PROMOTE_RUN] == run.run_id
 
 
@@ -146,7 +146,7 @@ def test_a_registered_model_holds_no_pickle(
 ) -> None:
     small_package.undo()
     promoted("safe", trained.weak)
-    registry = Registry.connect()
+    registry = Registry()
     folder = registry.download(registry.version("safe", "1"), tmp_path)
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert suffixes <= {".safetensors", ".json", ".parquet", ".py", ".yaml", ".txt", ""}
@@ -181,7 +181,7 @@ def test_a_better_candidate_replaces_the_champion(trained: TrainedStore, champio
     result = promote(PromotionRequest(trained.strong, name="better"))
     assert (result.number, result.former) == ("2", "1")
     assert aliases("better") == {"champion": "2", "previous": "1"}
-    tags = Registry.connect().version("better", "2").tags
+    tags = Registry().version("better", "2").tags
     assert tags[names.TAG_GATE_METRIC] == "valid/mrr"
     assert tags[names.TAG_GATE_SPLIT] == "valid"
     assert tags[names.TAG_GATE_EXAMPLES] == "652 triples"
@@ -207,7 +207,7 @@ def test_a_worse_candidate_stays_challenger_with_the_reason(
     with pytest.raises(PromotionRefused):
         promoted("worse", trained.weak)
     assert aliases("worse") == {"champion": "1", "challenger": "2"}
-    version = Registry.connect().version("worse", "2")
+    version = Registry().version("worse", "2")
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
     assert "valid/mrr" in version.tags[names.TAG_REFUSED_BECAUSE]
     assert float(version.tags[names.TAG_GATE_INTERVAL].split(" to ")[1]) < 0
@@ -232,7 +232,7 @@ def test_force_overrules_and_records_the_reason(trained: TrainedStore, champion:
     result = promote(PromotionRequest(trained.weak, name="forced", force="half the size"))
     assert result.number == "3"
     assert aliases("forced") == {"champion": "3", "previous": "1", "challenger": "2"}
-    version = Registry.connect().version("forced", "3")
+    version = Registry().version("forced", "3")
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FORCED
     assert version.tags[names.TAG_FORCED_BECAUSE] == "half the size"
     assert "valid/mrr" in version.tags[names.TAG_REFUSED_BECAUSE]
@@ -315,7 +315,7 @@ def test_a_dry_run_writes_nothing(trained: TrainedStore, champion: Crown) -> Non
     result = promote(PromotionRequest(trained.strong, name="dry", dry_run=True))
     assert "would become champion" in result.outcome
     assert [check.name for check in result.checks] == list(CHECKS[:-1])
-    assert Registry.connect().aliases("dry") == {}
+    assert Registry().aliases("dry") == {}
     assert search_runs(RunQuery(kind=names.KIND_PROMOTE)).runs == before
     champion("dry", trained.strong)
     with pytest.raises(PromotionRefused, match=r"dry run, nothing written"):
@@ -431,7 +431,7 @@ def test_a_champion_is_beaten_by_smaller_ranks(trained: TrainedStore, champion: 
     request = PromotionRequest(trained.weak, name="ranks", metric="valid/mean_rank_tail")
     with pytest.raises(PromotionRefused):
         promote(request)
-    tags = Registry.connect().version("ranks", "2").tags
+    tags = Registry().version("ranks", "2").tags
     assert tags[names.TAG_GATE_METRIC] == "valid/mean_rank_tail"
     assert float(tags[names.TAG_GATE_INTERVAL].split(" to ")[1]) < 0
 
@@ -455,7 +455,7 @@ def test_an_experiment_without_finished_trainings(trained: TrainedStore) -> None
 def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         promoted("unvalidated", trained.unvalidated)
-    assert Registry.connect().aliases("unvalidated") == {}
+    assert Registry().aliases("unvalidated") == {}
 
 
 Change = Callable[[Path], object]
@@ -559,7 +559,7 @@ def test_what_cannot_be_used_is_not_registered_even_by_force(
     for force in ("", "I want it"):
         with pytest.raises(PromotionRefused, match=f"not registered: .*{message}"):
             promoted("unusable", run_id, force=force)
-    assert Registry.connect().aliases("unusable") == {}
+    assert Registry().aliases("unusable") == {}
 
 
 def test_a_run_of_another_task(trained: TrainedStore, changed_run: Callable[[Change], str]) -> None:
@@ -603,7 +603,7 @@ def test_a_registry_that_goes_away_is_put_right_by_the_next_command(
     assert aliases(name)["champion"] == "1"
     assert promoted(name, trained.strong) == "3"
     assert aliases(name) == {"champion": "3", "previous": "1"}
-    left = Registry.connect().version(name, "2")
+    left = Registry().version(name, "2")
     assert left.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
 
 
@@ -635,7 +635,7 @@ def test_an_upload_that_fails_leaves_no_version(
         patch.setattr(MlflowClient, "log_model_artifacts", full)
         with pytest.raises(TrackingError, match="No space left on device"):
             promoted("full", trained.strong)
-    assert Registry.connect().aliases("full") == {}
+    assert Registry().aliases("full") == {}
 
 
 def test_of_two_promotions_at_once_the_loser_is_told(
@@ -657,7 +657,7 @@ def test_of_two_promotions_at_once_the_loser_is_told(
     winner = others[0]
     assert winner == "2"
     assert aliases("raced") == {"champion": winner, "challenger": "1"}
-    loser = Registry.connect().version("raced", "1")
+    loser = Registry().version("raced", "1")
     assert "somebody else" in loser.tags[names.TAG_REFUSED_BECAUSE]
 
 

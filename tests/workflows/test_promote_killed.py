@@ -76,10 +76,10 @@ def test_a_promotion_that_was_cut_off_is_whole_when_repeated(
                 assert aliases(name)["champion"] in ("1", "2")
         result = promote(PromotionRequest(trained.strong, name=name))
         assert aliases(name) == {"champion": result.number, "previous": "1"}
-        version = Registry.connect().version(name, result.number or "")
+        version = Registry().version(name, result.number or "")
         assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PASSED
         for number in range(2, int(version.number)):
-            left = Registry.connect().version(name, str(number))
+            left = Registry().version(name, str(number))
             assert left.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
         step += 1
     assert step > len(WRITES)
@@ -95,10 +95,10 @@ def test_another_promotion_ends_what_one_left_that_was_cut_off(
         before_each(patch, cut_off_after(3))
         with pytest.raises(CutOff):
             promote(PromotionRequest(trained.strong, name="left"))
-    version = Registry.connect().version("left", "2")
+    version = Registry().version("left", "2")
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PENDING
     promote(PromotionRequest(trained.other, name="elsewhere"))
-    version = Registry.connect().version("left", "2")
+    version = Registry().version("left", "2")
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
     run = client.get_run(version.tags[names.TAG_PROMOTE_RUN])
     assert run.info.status == "KILLED"
@@ -175,7 +175,7 @@ def test_a_rollback_that_was_cut_off_goes_on_when_repeated(three: Callable[[str]
 def test_each_alias_has_its_own_way_back(
     three: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, registry = "two ways", Registry.connect()
+    name, registry = "two ways", Registry()
     three(name)
     for alias, number in (("prod", "2"), ("prod-previous", "3")):
         registry.set_alias(name, alias, number)

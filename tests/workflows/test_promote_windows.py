@@ -42,7 +42,7 @@ def test_a_language_model_is_promoted_by_bits_per_byte(text: StoredRun, tmp_path
     assert (second.number, second.former) == ("2", "1")
     before, after = (find_run(run).metrics["valid/bits_per_byte"] for run in (shorter, longer))
     assert after < before
-    tags = Registry.connect().version("bottles", "2").tags
+    tags = Registry().version("bottles", "2").tags
     assert tags[names.TAG_GATE_METRIC] == "valid/bits_per_byte"
     low, high = map(float, tags[names.TAG_GATE_INTERVAL].split(" to "))
     assert 0 < low < before - after < high
@@ -119,7 +119,7 @@ def test_a_registered_model_is_evaluated_as_its_run(
 
 def test_requests_that_cannot_be_answered_say_why(sequences: StoredRun, tmp_path: Path) -> None:
     promote(PromotionRequest(sequences.run_id, name="asked"))
-    registry = Registry.connect()
+    registry = Registry()
     folder = registry.download(registry.version("asked", "1"), tmp_path) / "artifacts" / "model"
     predictor, columns = WindowPredictor(folder), new_frames()
     images, scalars = columns["images"][:3, None].tolist(), columns["scalars"][:3].tolist()

@@ -250,7 +250,7 @@ def test_the_dashboard_may_do_what_its_pages_do_and_no_more(
     (model / "MLmodel").write_text("a model")
     for account in (PROMOTER, DASHBOARD):  # the second writes to a model of the first
         sign_in(monkeypatch, account)
-        registry = Registry.connect()
+        registry = Registry()
         version = registry.register(name, model, run_id=tracker.run_id, tags={})
         registry.tag(version, {"checked": "yes"})
         registry.set_alias(name, "challenger", version.number)

@@ -153,7 +153,7 @@ def test_a_registered_model_runs_its_own_copy_of_the_package(
 ) -> None:
     """Without the project on the path, the server uses the model's own code."""
     promote(PromotionRequest(trained.strong, name="portable"))
-    registry = Registry.connect()
+    registry = Registry()
     folder = registry.download(registry.version("portable", "1"), tmp_path / "portable")
     program = f"""
 import sys
@@ -190,7 +190,7 @@ def test_the_model_is_loaded_once(
     from mlflow import pyfunc
 
     promote(PromotionRequest(trained.strong, name="once"))
-    registry = Registry.connect()
+    registry = Registry()
     folder = registry.download(registry.version("once", "1"), tmp_path)
     loaded: list[Path] = []
 
@@ -236,7 +236,7 @@ def test_promotion_over_a_real_server(
     assert (result.run_id, result.number, result.former) == (strong, "2", "1")
     with pytest.raises(PromotionRefused):
         promote(PromotionRequest(weak, name="remote"))
-    found_aliases = Registry.connect().aliases("remote")
+    found_aliases = Registry().aliases("remote")
     assert found_aliases == {"champion": "2", "previous": "1", "challenger": "3"}
     (found,) = predict("models:/remote@champion", [asked("cell", "part_of", "")]).predictions
     (own,) = predict(strong, [asked("cell", "part_of", "")]).predictions

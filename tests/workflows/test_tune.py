@@ -336,6 +336,14 @@ def test_a_folder_belongs_to_one_search(folder: Path) -> None:
         tune(request)
 
 
+def test_a_search_goes_on_after_a_line_that_a_full_disk_cut_off(folder: Path) -> None:
+    request = request_of(folder, trials=1)
+    before = tune(request)
+    with (folder / STUDY_FILE).open("a") as file:
+        file.write('{"op_code":8,"wor')
+    assert outcome(tune(changed(request, trials=2)))[:1] == outcome(before)
+
+
 def test_the_command_finds_its_folder_again(
     folder: Path,
     tmp_path: Path,

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from clew import names
 from clew.cli import cli
 from clew.config.services import ValidationRequest
-from clew.errors import ConfigError, TrackingError
+from clew.errors import CheckpointError, ConfigError
 from clew.influence.outcomes import Examiner
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
@@ -224,7 +224,7 @@ def test_command_line_says_what_is_wrong(trained: TrainedStore) -> None:
         assert isinstance(wrong.exception, ConfigError)
         assert f"{option} is '{value.partition(',')[0]}'" in str(wrong.exception)
     missing = runner.invoke(cli, ["validate-influence", "--model", "nosuchrun"])
-    assert isinstance(missing.exception, TrackingError)
+    assert isinstance(missing.exception, CheckpointError)
     assert "no run nosuchrun" in str(missing.exception)
 
 

@@ -25,7 +25,7 @@ from clew.workflows.predict import open_predictor
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune
-from clew.workflows.warm_start import start_warm
+from clew.workflows.warm_start import check_start, start_warm
 from tests.workflows.conftest import stored_run
 from tests.workflows.trained import (
     ROOT,
@@ -179,7 +179,7 @@ def test_newest_is_recorded_as_the_run_that_it_meant(earlier):
     ("kind", "reference", "message"),
     [
         ("cp", "0" * 32, f"model.warm_start: no run {'0' * 32}"),
-        ("cp", "no/such", "model.warm_start: no/such: no such folder"),
+        ("cp", "no/such", "model.warm_start: no run no/such and no such folder"),
         ("distmult", "newest", "a cp model, but model.kind is distmult"),
     ],
 )
@@ -190,6 +190,15 @@ def test_a_start_that_cannot_be_used_is_refused_before_a_run_is_opened(
     with pytest.raises(UsageError, match=message):
         train(config_of(kind, **{"model.warm_start": reference}))
     assert len(search_runs(RunQuery(), limit=100).runs) == before
+
+
+def test_people_who_sign_in_start_from_no_folder_outside_the_data(earlier, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEW_ONLY_DATA_IN", str(tmp_path / "data"))
+    task = build_task(config_of())
+    for folder, message in ((tmp_path, "is not in"), (tmp_path / "data", "no manifest.json")):
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(UsageError, match=message):
+            check_start(task, str(folder))
 
 
 def test_trials_do_not_start_from_each_other(earlier, tmp_path):

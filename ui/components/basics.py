@@ -17,7 +17,7 @@ import streamlit as st
 from markupsafe import Markup, escape
 from streamlit.delta_generator import DeltaGenerator
 
-from clew.errors import ClewError, ConfigError, spaced
+from clew.errors import ClewError, ConfigError, of_the_system, spaced
 from clew.runs import store
 from clew.ui import access
 
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
 ROLES_HELP = (
     "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
-    "back, trains, and confirms a fact that one person marked wrong."
+    "back, trains, describes runs, and confirms a fact that one person marked wrong."
 )
 
 
@@ -131,7 +131,8 @@ def guarded(what: str, *, done: str = "shown") -> Iterator[None]:
         yield
     except Exception as error:
         # Streamlit wraps an error that comes while it makes the key of a cache.
-        for known in (error, error.__cause__):
+        for each in (error, error.__cause__):
+            known = of_the_system(each) if isinstance(each, OSError) else each
             if isinstance(known, ClewError):
                 problem(what, str(known), done=done)
                 return

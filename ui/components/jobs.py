@@ -12,12 +12,11 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -28,7 +27,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from clew.errors import UsageError
-from clew.files import ONLY_DATA_VARIABLE, data_folder
+from clew.files import ONLY_DATA_VARIABLE, data_folder, working_folder
 from clew.runs import store
 from clew.ui import access
 from clew.ui.components import basics
@@ -159,7 +158,8 @@ class Jobs:
     """The jobs of this server."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="clew-jobs-"))
+        self._held = ExitStack()
+        self.folder = self._held.enter_context(working_folder("jobs"))
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("forkserver")
@@ -197,9 +197,13 @@ class Jobs:
             job_id = uuid.uuid4().hex[:12]
             job = Job(job_id, title, self.folder / job_id, action, asked, person)
             job.folder.mkdir()
-            for name, content in (files or {}).items():
-                (job.folder / name).parent.mkdir(exist_ok=True)
-                (job.folder / name).write_bytes(content)
+            try:
+                for name, content in (files or {}).items():
+                    (job.folder / name).parent.mkdir(exist_ok=True)
+                    (job.folder / name).write_bytes(content)
+            except OSError:  # the disk is full
+                shutil.rmtree(job.folder, ignore_errors=True)
+                raise
             environment = {"MLFLOW_TRACKING_URI": store.tracking_uri()}
             if person:
                 environment |= {store.PERSON_VARIABLE: person}
@@ -225,7 +229,7 @@ class Jobs:
     def close(self) -> None:
         for job in self._jobs.values():
             job.end(signal.SIGTERM)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._held.close()
 
     def warm_up(self) -> None:
         """Get ready for the first job, in the background."""

@@ -293,6 +293,8 @@ def train_without(run: RunRecord, listed: str) -> jobs.Job:
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{name_of(run).removesuffix(SUFFIX)}{SUFFIX}"
     tracking["run_name"] = title
+    if access.is_configured():  # its folder could be any folder of this server
+        tracking["tensorboard"] = False
     return jobs.jobs().start(Training(config), title=f"Train {title}", action="train")
 
 

@@ -89,6 +89,8 @@ class PredictOptions(Printed):
                 f"{dashed(first[0])} and {dashed(first[1])} are for models of different tasks; "
                 "leave one of them out"
             )
+        if self.output and self.given(TEXT):
+            raise ValueError("--output is given for a text; it is printed: write > FILE instead")
         if self.frames and not self.output:
             raise ValueError("--frames is given without --output; name a file for the predictions")
         for name in ("input", "triples", "heads", "tails", "prompt_file", "frames"):
@@ -147,11 +149,12 @@ def _answer(options: PredictOptions) -> None:
         limits=options.limits(),
     )
     if options.output:
-        rows = result.rows()
+        rows, file = result.rows(), str(options.output)
         write_table(options.output, rows)
-        for note in result.notes:
-            tell(f"note: {note}")
-        tell(f"{options.output}: {rows.num_rows:,} rows")
+        lines = [*(f"note: {note}" for note in result.notes), f"{file}: {rows.num_rows:,} rows"]
+        said = {"model": result.model, "notes": result.notes, "output": file}
+        said["num_rows"] = rows.num_rows
+        tell(in_json(said) if options.as_json else "\n".join(lines))
         return
     tell(in_json(result.as_dict()) if options.as_json else result.table())
 

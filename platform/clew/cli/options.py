@@ -149,11 +149,6 @@ class ConfigOptions(Configured):
     config: Annotated[str, Option(first=True)] = DEFAULT_CONFIG
     """YAML file, or the name of a configuration that ships with Clew."""
 
-    @property
-    def has_config(self) -> bool:
-        """Whether another configuration than the default is given."""
-        return self.config != DEFAULT_CONFIG
-
     def configuration(self) -> RunConfig:
         """Return the configuration; settings for another kind of data do not change the default."""
         if options := output.triple_options(self.config):
@@ -161,7 +156,7 @@ class ConfigOptions(Configured):
             right = [part for w in typed for part in (options if w == self.config else [w])]
             wrong = f"{quoted(self.config)} is data, not a configuration"
             raise output.answered(wrong, shlex.join(right))
-        if not self.has_config and task_of({}, self.overrides) != "triples":
+        if self.config == DEFAULT_CONFIG and task_of({}, self.overrides) != "triples":
             return from_mapping({}, self.overrides)
         return load(self.config, self.overrides)
 
@@ -261,6 +256,8 @@ def _sorted_words(
         name, equals, value = word.partition("=")
         option = by_name.get(name.replace("-", "_")) or by_key.get(SHORT_KEYS.get(name, ""))
         if equals and option:
+            if option.key and not value:
+                raise ConfigError(f"{quoted(word)} has no value; give one, or leave it out")
             options.append((option, value))
         else:
             (assignments if equals else bare).append(word)
@@ -274,10 +271,10 @@ def _sorted_words(
         bare = []
     if bare:
         numbers = [option for option in declared if option.annotation is int]
-        if bare[0].isdecimal() and len(numbers) == 1:
+        if bare[0].isdecimal() and len(numbers) == 1 and first is None:
             right = f"clew {verb} {dashed(numbers[0].name)} {bare[0]}"
             raise output.answered(f"{quoted(bare[0])} has no name", right)
-        said = f"unexpected word {quoted(bare[0])}"
+        said = f"unexpected word {quoted(bare[0])}; expected name=value"
         raise click.UsageError(said, click.get_current_context(silent=True))
     return options, assignments
 

@@ -122,9 +122,9 @@ GROUPS = {
     " name kgx entity_to_id relation_to_id head relation tail input prompt continuation prompts"
     " frames frame split kind experiment",
     "Settings": "num_epochs early_stopping_patience batch_size learning_rate embedding_dim seed"
-    " label_smoothing minutes"
-    " trials seeds size top_k score direction filter_known conformal max_tokens temperature"
-    " tokenizer chunk_size subsets tests scores metric rollback port address limit",
+    " label_smoothing minutes trials seeds size top_k score direction filter_known conformal"
+    " max_tokens temperature tokenizer chunk_size subsets tests scores metric rollback port address"
+    " host limit",
     "Memory and speed": "device memory_gib num_processes num_entities num_relations"
     " vocabulary_size frame_shape use_mixed_precision use_gradient_checkpointing"
     " enable_memory_cleanup torch_compile gradient_accumulation num_workers use_last_layers_only"

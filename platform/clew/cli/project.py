@@ -243,6 +243,8 @@ class UiOptions(Options):
     """Port to listen on."""
     address: str = "127.0.0.1"
     """Address to listen on."""
+    host: str = Field(default="", pattern=r"^[\w.-]*$")
+    """Host name that browsers use, if it is another one: `clew.example.org` behind a proxy."""
     base_path: str = Field(default="", pattern=r"^[\w.~/-]*$")
     """Path that the pages begin with, behind a proxy that serves other things too: `/clew`."""
 
@@ -266,6 +268,8 @@ def ui(options: UiOptions) -> int:
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", port, "--server.address", address]
     command += ["--server.baseUrlPath", base_path] if base_path else []
+    for host in filter(None, ("127.0.0.1", "localhost", "::1", address, options.host)):
+        command += ["--server.allowedHosts", host]
     environment = {"MLFLOW_TRACKING_URI": tracking_uri(), PARENT_VARIABLE: str(os.getpid())}
     try:
         return run_child(command, environment=environment)[0]

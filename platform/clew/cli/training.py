@@ -112,7 +112,7 @@ def _resumed(options: TrainOptions) -> "FindPoint":
 
     overrides, folder = options.overrides, options.checkpoint_dir
     if options.resume != NEWEST:
-        if options.has_config:
+        if options.config != DEFAULT_CONFIG:
             raise ConfigError(
                 f"--resume {options.resume} repeats that run's own configuration, but --config "
                 f"{options.config} is given too; leave --config out and override with --set"
@@ -121,7 +121,7 @@ def _resumed(options: TrainOptions) -> "FindPoint":
         return lambda downloads: resume.find_resume_point(options.resume, overrides, downloads)
     if folder is None:
         return lambda downloads: resume.find_newest(options.configuration(), overrides, downloads)
-    config = options.configuration() if options.has_config else None
+    config = options.configuration() if options.config != DEFAULT_CONFIG else None
     return lambda _: resume.find_in_folder(folder, config, overrides)
 
 

@@ -23,11 +23,7 @@ GRAPH_FILES = tuple(name for name in TripleData.paths if name not in {"packed", 
 
 
 def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
-    """Read a YAML file, apply overrides (`section.key` to value) and check the result.
-
-    Args:
-        path: The file, or the name of a configuration that ships with Clew.
-        overrides: Settings that replace those of the file.
+    """Read a YAML file, or the one of that name that ships with Clew, and check it with overrides.
 
     Raises:
         ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.

@@ -59,7 +59,7 @@ class Study(Section):
     """What a cell runs. `tracin`: each seed's model is trained once, with the base configuration,
     and every variant explains it; variants can then set only `influence.*`."""
     tests: str | None = None
-    """With `tracin`, the file of triples to explain."""
+    """With `tracin`, the file of triples to explain, or a split of the data: `valid`, `test`."""
     base: str
     """YAML file or preset that all variants are based on."""
     overrides: dict[str, Any] = Field(default_factory=dict)
@@ -132,12 +132,9 @@ class Study(Section):
 
 
 def load_study(path: Path | str, *, seeds: Sequence[int] = (), size: str = "") -> Study:
-    """Read a study and check it, including all its configurations.
+    """Read a study, or the one of that name that ships with Clew, and check its configurations.
 
-    Args:
-        path: YAML file, or the name of a study that ships with Clew.
-        seeds: Seeds to use instead of the study's seeds.
-        size: One of the study's sizes; empty: `quick`, if the study has that size.
+    `seeds` replace the study's own. `size` is one of its sizes; empty: `quick`, if it has that.
     """
     study = read_section(Study, find(path, studies), source=str(path))
     if size or QUICK in study.sizes:
@@ -226,10 +223,8 @@ class SearchSpace(Section):
 def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
     """Read a search space and check it against the configuration that it varies.
 
-    Args:
-        given: YAML file, or the name of a space that ships with Clew; empty: the space for this
-            kind of data.
-        config: The configuration that the trials share.
+    `given` is a YAML file, or the name of a space that ships with Clew; empty: the space for the
+    configuration's kind of data.
     """
     path = find(given or config.data.kind, spaces)
     space = read_section(SearchSpace, path, source=str(path))

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mlflow import MlflowClient, artifacts
+from mlflow import artifacts
 from mlflow.entities import LoggedModelStatus
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -26,6 +26,7 @@ from clew import names
 from clew.errors import ConfigError, PromotionRefused, TrackingError, described
 from clew.runs import store
 from clew.runs.base import RegisteredVersion
+from clew.runs.reading.runs import client
 from clew.subject import Form, Forms, Subject
 
 SERVABLE = "servable"
@@ -72,12 +73,8 @@ def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
 class Registry:
     """The registry of the tracking store in use."""
 
-    def __init__(self, client: MlflowClient) -> None:
-        self.client = client
-
-    @classmethod
-    def connect(cls) -> "Registry":
-        return cls(store.connect(store.tracking_uri()))
+    def __init__(self) -> None:
+        self.client = client()
 
     def aliases(self, name: str) -> dict[str, str]:
         """Return the aliases with their version numbers; empty if there is no such model."""

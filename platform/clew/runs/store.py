@@ -295,7 +295,10 @@ def probe(uri: str) -> str | None:
 
 
 def check_answers(uri: str) -> None:
-    """Check that a tracking server responds."""
+    """Check that a store's address is one, and that a tracking server responds."""
+    if "://" not in uri and uri.partition(":")[0] not in ("databricks", "uc"):
+        advice = "set MLFLOW_TRACKING_URI to one such as http://127.0.0.1:5000, sqlite:///mlflow.db"
+        raise TrackingError(f"tracking store {masked(uri)}: not an address; {advice}")
     if reason := probe(uri):
         raise TrackingError(
             f"tracking server {masked(uri)} does not answer ({reason}); start it, or set "

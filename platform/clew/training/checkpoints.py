@@ -131,7 +131,7 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
         return tensors
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except (SafetensorError, ValueError, RuntimeError) as error:
+    except (SafetensorError, ValueError, RuntimeError, LookupError) as error:
         what = f"{path}: not a readable safetensors file ({described(error)})"
         raise CheckpointError(f"{what}; use another checkpoint") from None
 

@@ -28,13 +28,9 @@ def train_in_child(
 ) -> TrainResult:
     """Train like `train`, but in a new process, whose output is printed by this one.
 
-    Args:
-        config: The configuration.
-        parent_run_id: Parent of the run, if it is part of another run.
-        tags: More tags of the run.
-        resumes: Run with this configuration from whose last checkpoint it goes on.
-        num_threads: Threads that it may use; None: as many as this process.
-        started: Called with the process, for one that has to be stopped.
+    With `resumes`, a run with this configuration, it goes on from that run's last checkpoint. It
+    uses `num_threads`; None: as many as this process. `started` is called with the process, for one
+    that has to be stopped.
     """
     with working_folder("child") as folder:
         path, result = folder / "config.yaml", folder / "result.json"

@@ -15,10 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from clew import names
+from clew.config.data import TripleData
 from clew.config.services import ClusterRequest, TrackingConfig
 from clew.config.study import Study, metric_name
 from clew.errors import ClewError, Interrupted, UsageError, counted, printable, similar_name
 from clew.files import expanded, working_folder, write_json, write_whole
+from clew.link_prediction.sources import find_files, load_graph
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
@@ -31,6 +33,7 @@ from clew.training.manifest import sha256
 from clew.workflows.child import trace_in_child, train_in_child
 from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.evaluate import as_note
+from clew.workflows.explaining.tracin import tests_of
 from clew.workflows.outputs import check_file
 from clew.workflows.subjects import data_fingerprint
 from clew.workflows.training_run import open_other_run
@@ -208,21 +211,18 @@ def compare(
     stop the rest. A cell that finished earlier, with the same machine, code and data, is not run
     again.
 
-    Args:
-        study: The study to run.
-        typed: The study's name or file, as the user typed it.
-        output: File for the results as JSON. With uncommitted changes in the git checkout, it is
-            not written; a message before the first cell and another one at the end say so.
-        everything: Whether the verdict is followed by the table of all values and ratios.
-        cluster: Cluster to run the cells on; None: run here, one after another. On a cluster, cells
-            run in parallel on nodes that can differ, so times also depend on the node.
+    `typed` is the study's name or file, as the user typed it. With uncommitted changes in the git
+    checkout, `output`, a file for the results as JSON, is not written; a message before the first
+    cell and another one at the end say so. With `everything`, a table of all values and ratios
+    follows. On a cluster, cells run in parallel on nodes that can differ, so times also depend on
+    the node; without one, they run here, one after another.
     """
     check_file("--output", output)
     reason = why_no_result_file(git_commit()) if output else None
     obstacle = reason and f"{output} is not written: {reason}"
     if obstacle:
         logger.warning("%s", obstacle)
-    data = fingerprints(study)
+    study, data = with_tests(study), fingerprints(study)
     config, tags = study.config(study.reference, study.seeds[0]), {names.TAG_STUDY: study.name}
     with (
         opened_cluster(cluster, shows_output=True) as nodes,
@@ -366,6 +366,17 @@ def cells_on_cluster(
             raise ended.error
         cell: CellResult | None = ended.result
         yield cell or CellResult(variant, seed, None, problem=str(ended.error))
+
+
+def with_tests(study: Study) -> Study:
+    """Return a study with the file of its test triples, which are checked before it trains."""
+    data = study.model_config_of(study.seeds[0]).data
+    if study.tests is None or not isinstance(data, TripleData):
+        return study
+    if study.tests in ("valid", "test"):
+        study = study.model_copy(update={"tests": str(getattr(find_files(data)[1], study.tests))})
+    tests_of(study.tests or "", load_graph(data))
+    return study
 
 
 def fingerprints(study: Study) -> str:

@@ -93,12 +93,9 @@ class Improvement:
     ) -> "Improvement":
         """Compare two models on the same examples: Student's t over their paired differences.
 
-        Args:
-            ours: The candidate's value of the metric for each example.
-            theirs: The champion's values for the same examples.
-            maximize: Whether larger values are better.
-            tries: From how many candidates this one was chosen by the same examples; the interval
-                is widened for all of them together (Bonferroni).
+        `ours` are the candidate's values of the metric for each example, `theirs` the champion's.
+        `tries` is from how many candidates this one was chosen by the same examples; the interval
+        is widened for all of them together (Bonferroni).
         """
         differences = (ours.values - theirs.values) * (1 if maximize else -1)
         count, mean = len(differences), float(differences.mean())

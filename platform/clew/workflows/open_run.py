@@ -6,6 +6,7 @@ files, checkpoints, or one checkpoint. Several, separated by commas, are an ense
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,10 +122,11 @@ class OpenedRun:
     def _listed(self) -> list[str]:
         try:
             return runs.list_artifacts(self.run_id or "")
-        except TrackingError as error:
-            if "/" in (run_id := self.run_id or "") or "." in run_id:
-                raise CheckpointError(f"{run_id}: no such folder; expected {EXPECTED}") from None
-            raise error from None
+        except TrackingError:
+            if re.fullmatch(r"[0-9a-f]{32}", self.run_id or ""):
+                raise
+            said = f"no run {self.run_id} and no such folder; expected {EXPECTED}"
+            raise CheckpointError(said) from None
 
     def _missing(self, what: str, advice: str) -> CheckpointError:
         """Return the error for a run without the artifact `what` of training runs."""
@@ -141,7 +143,7 @@ class OpenedRun:
         """Download the model folder of a registered version, without its code."""
         from clew.runs.registry import Registry  # imports MLflow
 
-        model = Registry.connect().download(version, self.work, SERVED_FOLDER)
+        model = Registry().download(version, self.work, SERVED_FOLDER)
         if not (model / MANIFEST_FILE).is_file():
             raise CheckpointError(
                 f"{version.uri} has no {SERVED_FOLDER}/{MANIFEST_FILE}; it was not registered by "
@@ -159,7 +161,7 @@ def open_run(reference: str, purpose: str) -> Iterator[OpenedRun]:
     if "@" in reference and "/" not in reference and folder is None:
         raise ConfigError(
             f"model {reference!r} is not a run id; for a registered model, give "
-            f"{REGISTRY_SCHEME}{reference}"
+            f"{REGISTRY_SCHEME}{reference.removeprefix('models:')}"
         )
     is_registered = reference.startswith(REGISTRY_SCHEME)
     # Errors name the run instead of the working folder, which no longer exists then.
@@ -184,13 +186,13 @@ def find_version(reference: str) -> RegisteredVersion:
     """Return the registered version for `models:/name@alias` or `models:/name/3`."""
     from clew.runs.registry import Registry  # imports MLflow
 
-    path = reference.removeprefix(REGISTRY_SCHEME)
+    path = reference.removeprefix(REGISTRY_SCHEME).lstrip("/")  # some write models://
     name, at, alias = path.rpartition("@")
     if at and name and alias:
-        return Registry.connect().version_at(name, alias)
+        return Registry().version_at(name, alias)
     name, slash, number = path.rpartition("/")
     if slash and name and number.isdigit():
-        return Registry.connect().version(name, number)
+        return Registry().version(name, number)
     raise ConfigError(
         f"model {reference!r} is not an address in the registry; write models:/name@champion or "
         "models:/name/3"

@@ -59,7 +59,7 @@ def write_table(path: Path, rows: pa.Table) -> None:
         if path.suffix == ".parquet":
             pq.write_table(rows, temporary, compression="zstd")
         elif path.suffix == ".json":
-            rows.to_pandas().to_json(temporary, orient="records", indent=1, double_precision=7)
+            rows.to_pandas().to_json(temporary, orient="records", indent=1, double_precision=15)
         else:
             for number, column in enumerate(rows.columns):
                 if pa.types.is_string(column.type):

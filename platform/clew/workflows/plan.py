@@ -238,14 +238,10 @@ def plan(
 ) -> MemoryPlan:
     """Plan the memory of a configuration without training it.
 
-    Args:
-        config: The configuration of the training.
-        device: `cpu`, `cuda`, or the name of a GPU, which this machine need not have; None: the
-            configured device.
-        memory_gib: Available memory; None: the free memory of the device, or all of its memory if
-            this machine does not have it.
-        world_size: Number of processes of a data-parallel run; the plan is for each of them.
-        sizes: Sizes to plan with instead of the data.
+    `device` is `cpu`, `cuda`, or the name of a GPU, which this machine need not have; None: the
+    configured device. `memory_gib` is the available memory; None: the free memory of the device, or
+    all of its memory if this machine does not have it. The plan is for each of the `world_size`
+    processes of a data-parallel run; `sizes` are used instead of the data.
     """
     target = find_device(device or config.training.device)
     limit = target.memory_gib if memory_gib is None else memory_gib

@@ -113,7 +113,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
             f"metric {quoted(request.metric)} cannot decide a promotion: the validation split "
             "decides, test figures are only reported; give a metric such as valid/mrr"
         )
-    registry = Registry.connect()
+    registry = Registry()
     run, tries = _choose_run(request)
     metric = request.metric or own_metric([run])
     maximize = names.maximizes(metric)
@@ -145,7 +145,7 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     if not name:
         raise ConfigError("rollback needs --name, the registered model whose alias goes back")
     check_name(name)
-    previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
+    previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry()
     now = registry.version_at(name, alias)
     number = registry.aliases(name).get(previous)
     if number == now.number:  # a process died in `hand_over`

@@ -129,9 +129,8 @@ def find_resume_point(run_id: str, overrides: Overrides, folder: Path) -> Resume
     config = _continued(run_id, original, overrides)
     _refuse_changes(run_id, original, config)
     opened = OpenedRun(run_id, folder, run_id)
-    place, best = opened.place(), opened.kept(names.ARTIFACT_BEST)
+    place, best = opened.place(), opened.kept(names.ARTIFACT_BEST) or folder / names.ARTIFACT_BEST
     checkpoints = [] if place is None else [path for path in place.iterdir() if path.is_dir()]
-    best = best or folder / names.ARTIFACT_BEST
     (*earlier, last), best_or_none = _good(checkpoints, best, opened.title)
     return ResumePoint(run_id, last, read_manifest(last), config, tuple(earlier), best_or_none)
 

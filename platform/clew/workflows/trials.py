@@ -5,6 +5,7 @@ Optuna keeps the trials in a journal file, which the processes of a cluster shar
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -186,6 +187,9 @@ def opened_study(
 
 def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if path.exists() and (content := path.read_bytes()):
+        # A full disk can leave a part of a line, and Optuna would write on in that line.
+        os.truncate(path, content.rfind(b"\n") + 1 or len(content))
     wrong, kinds = f"{path}: not a file with trials of a search", (ValueError, KeyError, TypeError)
     advice = "; name another folder with --output-dir"
     with refusing(wrong, *kinds, advice=advice, error=ConfigError):

@@ -239,14 +239,9 @@ def tune(
 ) -> TuneResult:
     """Run trials until the time or the number of trials is used up.
 
-    The same request continues an earlier search in its folder.
-
-    Args:
-        request: What to search, and with which budget.
-        cluster: Cluster on which trials train; None: in this process, one after another.
-        say: Receives one line for each trial.
-        progress: Receives the seconds that have passed, and the best metric so far as text.
-        clock: Returns the seconds since any fixed time.
+    The same request continues an earlier search in its folder. Without a cluster, trials train in
+    this process, one after another. `say` receives one line for each trial, `progress` the seconds
+    that have passed and the best metric so far as text; `clock` returns seconds.
     """
     began = clock()
     _check(request)

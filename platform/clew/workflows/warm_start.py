@@ -5,6 +5,7 @@ reordered ones. Rows of new names keep their initial values. All other parameter
 """
 
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,14 @@ from clew.config.graph_models import GraphModelSettings
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
+from clew.files import DATA_VARIABLE, ONLY_DATA_VARIABLE, is_in_one_of
 from clew.link_prediction.other_models import OtherModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.search import run_meant
 from clew.training.task import Task
 from clew.workflows.model_source import open_model
+from clew.workflows.open_run import folder_meant
 from clew.workflows.predict import open_predictor
 
 logger = logging.getLogger(__name__)
@@ -122,6 +125,10 @@ def _find(
 
 def _of_run(reference: str, task: LinkPrediction) -> OtherModel:
     """Return the model of a run; refuse one of another kind, or with other inverse relations."""
+    allowed = os.environ.get(ONLY_DATA_VARIABLE)
+    if allowed and folder_meant(reference) and not is_in_one_of(reference, allowed):
+        said = f"{KEY} is not in ${DATA_VARIABLE}, and people who sign in read only folders there"
+        raise ConfigError(f"{said}; start from a run, or use the command line")
     try:
         with open_model(reference) as source:
             earlier, _ = open_predictor(source)

@@ -12,7 +12,6 @@ is denied, so denied facts are left out.
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from markupsafe import Markup
 
 from clew import biolink, names
 from clew.errors import ConfigError, TrackingError, counted, extra, quoted
-from clew.files import expanded, write_whole
+from clew.files import expanded, working_folder, write_whole
 from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import reports
 from clew.runs.reading.disagreements import decision_on
@@ -117,8 +116,8 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
             raise ConfigError(f"{path}: no {report.name} there; {advice}")
         files = ReportFiles(json=report, parquet=table if table.is_file() else None)
         return explanation_in(files, index)
-    with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
-        files = reports.report_files(source, Path(folder))
+    with working_folder("report", holds=f"run {source}") as folder:
+        files = reports.report_files(source, folder)
         if files.text is not None or files.sequence is not None:
             raise ConfigError(f"run {source} explains no triples; give a run that explains triples")
         return with_run(explanation_in(files, index), source)

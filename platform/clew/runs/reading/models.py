@@ -1,6 +1,5 @@
 """Reads the model registry: models, versions, aliases, and the source run of each version."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
 from clew.errors import DataError, TrackingError
+from clew.files import working_folder
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.base import RegisteredVersion
@@ -218,8 +218,8 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
 @contextmanager
 def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
     wanted = RegisteredVersion(model.name, str(version), "", {})
-    with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
-        yield Registry(client()).download(wanted, Path(folder), f"{MODEL_FOLDER}/{path}")
+    with working_folder("artifact", holds=wanted.uri) as folder:
+        yield Registry().download(wanted, folder, f"{MODEL_FOLDER}/{path}")
 
 
 def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:

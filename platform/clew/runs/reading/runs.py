@@ -20,7 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import read_yaml
-from clew.errors import ConfigError, TrackingError, described, masked, refusing
+from clew.errors import TrackingError, described, masked, refusing
+from clew.files import working_folder
 from clew.runs import store
 
 if TYPE_CHECKING:
@@ -156,11 +157,7 @@ def last_sign_of_life(run: RunRecord) -> float:
 def read_config(run_id: str) -> dict[str, object]:
     """Return the run's resolved configuration."""
     with fetched(run_id, names.ARTIFACT_CONFIG_YAML) as path:
-        try:
-            return read_yaml(path)
-        except ConfigError as error:
-            said = str(error).replace(f"{path.parent}/", "")
-            raise TrackingError(f"run {run_id}: {said}") from None
+        return read_yaml(path)
 
 
 def started_in(run_id: str) -> str:
@@ -196,8 +193,8 @@ def list_artifact_folders(run_id: str, path: str = "") -> list[str]:
 @contextmanager
 def fetched(run_id: str, path: str) -> Iterator[Path]:
     """Provide a temporary copy of a file or folder of the run's artifacts."""
-    with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
-        yield download_artifact(run_id, path, Path(folder))
+    with working_folder("artifact", holds=f"run {run_id}") as folder:
+        yield download_artifact(run_id, path, folder)
 
 
 def read_record(run_id: str, path: str, kind: type[Model], what: str) -> Model:
