@@ -340,6 +340,15 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             load_sequences(ImageSequenceData(name=name))
 
 
+def test_frames_are_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"target": np.arange(12.0)}, {})
+    (tmp_path / "images").mkdir()
+    for number in range(12):
+        np.save(tmp_path / f"images/frame_{number}.npy", np.full((2, 2), number, np.float32))
+    table = read_frames(tmp_path)
+    assert table.images.read(np.arange(12))[:, 0, 0, 0].tolist() == table.target.tolist()
+
+
 def test_attributes_may_be_arrays_of_one_element(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "frames.h5", sequence_columns(), {})
     with h5py.File(path, "a") as file:

@@ -54,6 +54,13 @@ def write_parquet(path: Path) -> Path:
     return path
 
 
+def write_json_gz(path: Path) -> Path:
+    """Write what C4 is published as."""
+    path.write_bytes(gzip.compress(write_json_lines(path.with_suffix("")).read_bytes()))
+    path.with_suffix("").unlink()
+    return path
+
+
 def write_zst(path: Path) -> Path:
     plain = write_json_lines(path.with_suffix(""))
     path.write_bytes(zstandard.compress(plain.read_bytes()))
@@ -63,7 +70,12 @@ def write_zst(path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("write", "name"),
-    [(write_json_lines, "a.jsonl"), (write_parquet, "a.parquet"), (write_zst, "a.jsonl.zst")],
+    [
+        (write_json_lines, "a.jsonl"),
+        (write_json_gz, "a.json.gz"),
+        (write_parquet, "a.parquet"),
+        (write_zst, "a.jsonl.zst"),
+    ],
 )
 def test_documents_are_separated_whatever_the_source(tmp_path: Path, write, name: str):
     manifest = pretokenize(settings(write(tmp_path / name)), tmp_path / "packed")
@@ -80,6 +92,7 @@ def test_a_folder_is_read_in_order_of_names(tmp_path: Path):
     (folder / "b" / "2.txt").write_text("two")
     (folder / "a.txt").write_text("one")
     (folder / "LICENSE.md").write_text("not text")
+    (folder / "a_info.json").write_text('{"version": 1}')
     write_json_lines(folder / "c.jsonl")
     pretokenize(settings(folder), tmp_path / "packed")
     assert packed_text(tmp_path / "packed") == ["one", "two", *TEXTS]

@@ -107,7 +107,7 @@ def test_negatives_need_no_weights(tmp_path: Path) -> None:
 
 NEGATED_NAMES = [
     "negated", "Negated", "is_negated", "isNegated", "is_negative", "isNegative", "negation", "neg",
-    "not", "biolink:negated", "edge_negated",
+    "not", "biolink:negated", "edge_negated", "is_false",
 ]  # fmt: skip
 
 

@@ -398,9 +398,117 @@ def test_the_direction_of_an_edge_is_no_relation(tmp_path, labels, expected):
     ("content", "named"),
     [
         ("a\tr\tb\rb\tr\tc\r", "carriage returns"),
-        ("!gaf-version: 2.2\nUniProtKB\tP1\tX\tenables\tGO:1\n", "GAF"),
+        ("@prefix x: <http://x/> .\nx:a\tx:r\tx:b\t.\n", r"\.ttl"),
+        ("<http://x/a> <http://x/r> <http://x/b> .\n", r"\.nt"),
     ],
 )
 def test_what_is_wrong_with_all_lines_is_named(tmp_path, content, named):
     with pytest.raises(DataError, match=named):
         read(tmp_path, {"kg.tsv": content})
+
+
+def test_annotations_of_go_are_read_with_what_they_deny(tmp_path):
+    rows = [
+        ("DB", h, f"N{h}", f"{'NOT|' * (h == 'e1')}{r}", t, "x", "IEA", "", "F", "", "", "protein",
+         "taxon:1", "20240101", "x", "", "")
+        for h, r, t in DISTINCT
+    ]  # fmt: skip
+    found = read(tmp_path, {"goa.gaf": "!gaf-version: 2.2\n!\n" + lines(rows)})
+    kept = [row for row in DISTINCT if row[0] != "e1"]
+    assert facts(found) == kept
+    assert found.counts["denied"] == len(DISTINCT) - len(kept)
+    assert found.graph.entities.label(0) == "Ne0"
+
+
+WIDE = {
+    "unknown": (("geneId", "DSI", "diseaseId", "value"), [("7", "0.5", "C1", "2")] * 3),
+    "none": ((), [("CID1", "CID0", "C1", "LLT", "C1", "pain")] * 3),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_wide_table_without_usual_names_is_asked_for(tmp_path, name):
+    header, rows = WIDE[name]
+    content = {"kg.tsv": lines([header, *rows] if header else rows)}
+    with pytest.raises(DataError, match="--columns"):
+        read(tmp_path, content)
+    columns = "head=geneId,tail=diseaseId" if header else "head=1,tail=3"
+    assert facts(read(tmp_path, content, columns=columns)) == [(rows[0][0], "kg", "C1")]
+
+
+def test_a_measure_is_no_tail_of_numbered_ends(tmp_path):
+    rows = [(str(i), str(i + 3), f"{i}.5") for i in range(9)]
+    with pytest.raises(DataError, match="weight=3"):
+        read(tmp_path, {"kg.tsv": lines(rows)})
+
+
+def test_a_second_column_of_few_words_is_a_kind(tmp_path):
+    nodes = lines([(f"e{i}", ("GENE", "DRUG")[i % 2]) for i in range(20)])
+    entities = read(tmp_path, {"edges.csv": lines(DISTINCT), "nodes.csv": nodes}).graph.entities
+    assert entities.label_array is None
+    assert entities.category_array[entities.id("e1")].as_py() == "DRUG"
+
+
+IDS = {name: i for i, name in enumerate(sorted({e for h, _, t in DISTINCT for e in (h, t)}))}
+NUMBERED = lines([(str(IDS[h]), r[1:], str(IDS[t])) for h, r, t in DISTINCT])
+
+
+@pytest.mark.parametrize("header", ["entity\tid", "Name\tNummer", "id\tentity"])
+def test_the_first_line_of_a_dictionary_can_name_its_columns(tmp_path, header):
+    pairs = [(e, str(i)) if header[0] != "i" else (str(i), e) for e, i in IDS.items()]
+    content = {
+        "train.txt": NUMBERED + "\n",  # with a blank line at the end
+        "entities.txt": f"{header}\n" + lines(pairs),
+        "predicate2id.txt": "r0\t0\nr1\t1\n",
+    }
+    assert facts(read(tmp_path, content)) == DISTINCT
+
+
+def test_columns_are_those_of_the_files_that_have_them(tmp_path):
+    swapped = lines([(h, t, r) for h, r, t in DISTINCT])
+    ids = {"entity2id.txt": lines([(e, str(i)) for e, i in IDS.items()])}
+    found = read(tmp_path / "numbers", {"train.txt": swapped} | ids, columns="head,tail,relation")
+    assert facts(found) == DISTINCT
+    content = {
+        "edges.csv": lines([("drug", "act", "disease"), *DISTINCT], ","),
+        "nodes.csv": "id,name,kind\ne0,zero,Gene\n",
+    }
+    found = read(tmp_path / "names", content, columns="head=drug,relation=act,tail=disease")
+    assert facts(found) == DISTINCT
+    assert found.graph.entities.label(0) == "zero"
+    with pytest.raises(DataError, match="drugs"):
+        read(tmp_path / "names", {}, columns="head=drugs,relation=act,tail=disease")
+
+
+def test_a_list_of_names_and_other_files_beside_facts_are_not_read(tmp_path):
+    content = {
+        "train.tsv": lines(DISTINCT), "entities.txt": "e0\ne1\n", "relations.txt": "r0\n",
+        "stat.txt": "11\t2\t0\n", "base.pth": b"PK\0\0",
+        "wordnet-mlj12-definitions.txt": lines([("e0", "__a_1", "being")]),
+    }  # fmt: skip
+    assert facts(read(tmp_path, content)) == DISTINCT
+    with pytest.raises(DataError, match=r"train\.tsv"):
+        read(tmp_path, {"train.tsv": "a::r::b\n"})
+    with pytest.raises(DataError, match=r"entities\.txt"):
+        import_graph("g", [tmp_path / "entities.txt"], ImportSettings())
+
+
+def test_names_of_nodes_belong_to_the_index_that_edges_use(tmp_path):
+    content = {
+        "edges.csv": "relation,display_relation,x_index,y_index\nr,r,0,1\nr,r,1,2\n",
+        "nodes.csv": "node_index,node_id,node_type,node_name,node_source\n"
+        "0,2,gene,zero,NCBI\n1,0,gene,one,NCBI\n2,1,gene,two,NCBI\n",
+    }
+    names = read(tmp_path, content).graph.entities
+    assert [names.label(i) for i in range(3)] == ["zero", "one", "two"]
+
+
+def test_quotes_after_a_space_are_removed(tmp_path):
+    rows = [[f'"{value}"' for value in row] for row in DISTINCT]
+    assert facts(read(tmp_path, {"kg.csv": lines(rows, ", ")})) == DISTINCT
+
+
+def test_a_file_with_a_header_alone_has_no_facts_and_does_no_harm(tmp_path):
+    header = ("head", "relation", "tail")
+    content = {"train.tsv": lines([header, *DISTINCT]), "test.tsv": lines([header])}
+    assert facts(read(tmp_path, content)) == DISTINCT

@@ -1,18 +1,6 @@
 """Reads frames and their columns from HDF5, a Zarr store, or a folder of NumPy arrays.
 
-    images   (frame, height, width), (frame, channel, height, width) or (frame, height, width,
-             channel), read when they are needed; in a folder also `images/` with one array file
-             for each frame, in order of names
-    target   (frame,), NaN for a frame without a target
-    group    (frame,), whole numbers or text: frames that a split holds out together; one group if
-             absent
-    scalars  (frame, scalar), optional
-    time     (frame,), optional: numbers that increase within a group; a jump or NaN is a gap
-    present  (frame,), optional: the target's quantity as known at the frame
-
-Names and units are attributes of the HDF5 file or of the Zarr group, or keys of `sequences.json` in
-the folder: `unit`, `target_name`, `scalar_names`, and `target_ahead`, the time from a frame to its
-target.
+docs/data.md lists the arrays, their shapes, and the names and units beside them.
 """
 
 import hashlib

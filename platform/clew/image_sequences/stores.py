@@ -1,7 +1,5 @@
 """Opens the arrays of frames in an HDF5 file, a Zarr store or a folder of NumPy arrays.
 
-Opening reads no values: types and sizes are known from the headers.
-
 Only the named file or folder is opened. What leads out of it is refused: external raw storage,
 virtual data sets and external links of HDF5, links in a Zarr store. So are pickled values.
 """
@@ -9,6 +7,7 @@ virtual data sets and external links of HDF5, links in a Zarr store. So are pick
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -207,7 +206,9 @@ class FileFrames:
     """One `.npy` file for each frame, in the order of their names, as one array."""
 
     def __init__(self, folder: Path) -> None:
-        self._paths = tuple(sorted(folder.glob("*.npy")))
+        paths = sorted(folder.glob("*.npy"))
+        paths.sort(key=lambda path: re.sub("[0-9]+", lambda number: f"{number[0]:0>20}", path.name))
+        self._paths = tuple(paths)
         if not self._paths:
             raise DataError(f"{folder}: no .npy files; expected one for each frame")
         first = open_array(self._paths[0])

@@ -3,9 +3,6 @@
 A corpus is divided into *units* that can be read independently. So several processes can tokenize a
 corpus, and an interrupted run can continue. A unit is a range of whole lines of a text or JSON
 Lines file, a row group of a Parquet file, a whole compressed file, or a Hugging Face data set.
-
-A text file is one document, even if it is empty. In JSON Lines, each line is a document, and in
-Parquet, each row is a document.
 """
 
 import codecs
@@ -30,6 +27,7 @@ from clew.input_files import (
     UNPACKING,
     checked_blocks,
     unpacked,
+    unpacked_name,
 )
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
@@ -38,6 +36,7 @@ SUFFIXES: dict[str, UnitKind] = {
     ".text": "text",
     ".jsonl": "json_lines",
     ".ndjson": "json_lines",
+    ".json": "json_lines",
     ".parquet": "parquet",
 }
 SHORT_NAMES = {"finewebedu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
@@ -79,6 +78,7 @@ def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
     path = expanded(dataset)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and _kind_of(p) is not None)
+        files = [p for p in files if not unpacked_name(p).lower().endswith(".json")] or files
         if not files:
             expected = ", ".join(SUFFIXES)
             raise DataError(f"{path}: no text file in this folder; expected {expected}")

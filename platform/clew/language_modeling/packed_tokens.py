@@ -1,13 +1,11 @@
 """A packed corpus on disk: one memory map of tokens, and a manifest that describes them.
 
-    tokens.bin       all documents one after the other, each followed by the end-of-text token;
-                     uint16 if the vocabulary fits, otherwise uint32, little-endian
-    bytes.bin        number of bytes of text per token, uint32, little-endian; only if these numbers
-                     do not follow from the vocabulary
-    manifest.json    tokenizer, vocabulary, counts, fingerprint; written last
-    tokenizer.json   the tokenizer, unless tokens are bytes
-
-Windows are read directly from the memory map, through the page cache of the system.
+tokens.bin       all documents one after the other, each followed by the end-of-text token;
+                 uint16 if the vocabulary fits, otherwise uint32, little-endian
+bytes.bin        number of bytes of text per token, uint32, little-endian; only if these numbers
+                 do not follow from the vocabulary
+manifest.json    tokenizer, vocabulary, counts, fingerprint; written last
+tokenizer.json   the tokenizer, unless tokens are bytes
 """
 
 from dataclasses import dataclass

@@ -39,8 +39,8 @@ OTHER_ROLES = {
     "negated": ["negated", "negative", "isnegated"],
     "deprecated": ["deprecated"],
     "id": [
-        "id", "nodeid", "identifier", "curie", "nodeidx", "entityid", "entity", "node",
-        "nodeindex", "entidx", "relidx", "reltype",
+        "id", "nodeindex", "nodeid", "identifier", "curie", "nodeidx", "entityid", "entity",
+        "node", "stringproteinid", "entidx", "relidx", "reltype",
     ],
     "name": [
         "name", "nodename", "label", "title", "preferredname", "entityname", "entname",

@@ -30,7 +30,7 @@ MEANS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 BEFORE = "(is|has|was|edge|biolink|association|statement|fact|assertion)*"
 AFTER = "(value|flag|bool|boolean)*"
-NEGATED_NAME = re.compile(f"{BEFORE}(negated|negative|negation|neg|not|denied){AFTER}")
+NEGATED_NAME = re.compile(f"{BEFORE}(negated|negative|negation|neg|not|denied|false){AFTER}")
 STATED_NAME = re.compile(f"{BEFORE}(true|truth|stated|correct){AFTER}(label)?")
 LABEL_NAME = re.compile(f"{BEFORE}labels?{AFTER}")
 """Names of columns that say whether a fact is true, if their values are true and false."""
@@ -39,6 +39,7 @@ MAY_BE_STATED_NAME = re.compile(
 )
 """Names of columns that can say it; all but the labels are asked for."""
 QUALIFIER_NAME = re.compile("qualifier|modifier")
+DENIED_RELATION = r"^\s*NOT\s*\|\s*"
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
 

@@ -2,8 +2,7 @@ r"""What files say of entities and relations: ids, names, kinds, synonyms, label
 
 A table of labels contains `id<TAB>name`. Further columns contain the kind (`Drug`, `Disease`) and
 other names, separated by `|`. Labels of relations can also be in a JSON edge map from predicate to
-label. `id` and predicate are written as in the triples. A file can contain more or fewer entries
-than the graph. An entity or relation without a label is shown by its name.
+label. `id` and predicate are written as in the triples.
 
 In JSON, a label is a text, an object with `label` or `name`, or an object with `predicate` and
 qualifiers. If no key is a relation of the graph, the map is read in reverse

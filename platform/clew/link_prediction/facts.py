@@ -208,14 +208,15 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
         if part.are_ids:
             known = replace(known, name_array=pa.array([""] * len(names)), fields_may_be_ids=True)
         ids = fields_to_ids(column.dictionary, known)
-        if (unknown := np.flatnonzero(ids < 0)).size:
-            row = int(np.argmax(np.isin(column.indices.to_numpy(), unknown)))
+        if (unknown := np.flatnonzero(by_row(column, ids < 0))).size:
+            row = int(unknown[0])
             name = column[row].as_py()
             said = f"id {quoted(name)} has no name"
             if not part.are_ids:
                 said = known.unknown_name_message(name)
             raise DataError(f"{part.path}, line {part.lines[row]}: {said}")
-        part.columns[role] = Texts.from_arrays(column.indices, names.take(pa.array(ids)))
+        known_names = names.take(pa.array(np.maximum(ids, 0)))  # a value in no row has no id
+        part.columns[role] = Texts.from_arrays(column.indices, known_names)
 
 
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:

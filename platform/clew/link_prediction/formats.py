@@ -1,14 +1,13 @@
 """Reads the formats in which graphs are published, as tables of text with named columns.
 
-The name of a file and its first lines say what it is. Columns are understood by their names (KGX,
-PrimeKG, Hetionet, Neo4j, JSON Lines and any table with usual names), or by their number where there
-are no names (triples, OpenBioLink, dictionaries, OpenKE). RDF is read by Oxigraph. A value is never
-anything but its text: `NA`, `1e5` and `01` stay what they are.
+The name of a file and its first lines say what it is. Columns are understood by their names, or by
+their number where there are no names (triples, OpenBioLink, dictionaries, OpenKE).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -30,9 +29,9 @@ from clew.link_prediction.column_names import (
     name_spaces,
     roles_of,
 )
-from clew.link_prediction.denials import flag_of, is_stated, may_be_flag, values_of
+from clew.link_prediction.denials import DENIED_RELATION, flag_of, is_stated, may_be_flag, values_of
 from clew.link_prediction.dictionaries import fault_of_ids, repeated_in
-from clew.link_prediction.tables import Form, Texts, by_row, filled, read_table, sniff
+from clew.link_prediction.tables import Form, Texts, as_texts, by_row, filled, read_table, sniff
 
 Holds = Literal["facts", "nodes", "relations", "entity ids", "relation ids"]
 NUMBER = re.compile(r"missing|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -44,7 +43,7 @@ DIRECTIONS = {"Directed", "Undirected"}
 ARRAYS, PARQUET = (".npz", ".pt"), (".parquet", ".pq")
 WIKIDATA5M = re.compile(r"(?i)wikidata5m_(entity|relation)\.txt")
 OF_RELATIONS = re.compile(
-    r"(?i)(?:^|[^a-z])rel(?:ation[a-z]*|idx|ids?|names?|types?|s)?(?:[^a-z]|$)"
+    r"(?i)(?:^|[^a-z])(?:rel(?:ation[a-z]*|idx|ids?|names?|types?|s)?|predicates?)(?:[^a-z]|$)"
 )
 """Word in the name of a file of relations; not `release`."""
 OGB_KIND = re.compile(r"(.+)_entidx2name\.")
@@ -149,8 +148,7 @@ def _read_text(path: Path, columns: str, header: bool, names: Sequence[str]) -> 
         columns = "head,relation,tail"
     table, lines, has_others = read_table(path, form)
     quotes: list[str] = []
-    if not form.is_quoted:
-        table = [_unquoted(column, quotes) for column in table]
+    table = [_unquoted(column, quotes, is_read=form.is_quoted) for column in table]
     if names or form.header:
         parts = _by_name(path, list(names or form.header), table, columns, str(form), lines)
     else:
@@ -187,8 +185,8 @@ def _by_name(  # noqa: PLR0917
             f"{path}: {name} holds only true and false, which can be relations, or deny facts; say "
             f"which: --columns relation={name} or --columns stated={name}"
         )
-    if "relation" in roles.keys() - said and {*values_of(table[relation])} <= DIRECTIONS:
-        is_left = [filled(column).any() for column in table]
+    if "relation" in roles.keys() - said and set() < {*values_of(table[relation])} <= DIRECTIONS:
+        is_left = [bool(filled(column).any()) for column in table]
         is_left[relation] = False
         left = [name if is_left[index] else "" for index, name in enumerate(names)]
         roles = chosen_roles(path, columns, left) if columns else roles_of(left, are_names=True)
@@ -240,6 +238,14 @@ def _facts(  # noqa: PLR0917
         zeros = pa.array(np.zeros(part.num_rows, np.int32))
         columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
     denying, others = list[str](), list[str]()
+    relations = columns["relation"]
+    is_denied = pc.match_substring_regex(relations.dictionary, DENIED_RELATION)
+    if pc.any(is_denied).as_py():  # NOT|enables, as in GO's annotations
+        denying.append("NOT in the relation")
+        flags = as_texts(["false", "true"]).take(is_denied.cast(pa.int32()))
+        names_of = pc.replace_substring_regex(relations.dictionary, DENIED_RELATION, "")
+        columns["negated relation"] = flags.take(relations.indices)
+        columns["relation"] = names_of.take(relations.indices).dictionary_encode()
     for index, name in enumerate(names):
         if index in roles.values():
             continue
@@ -278,7 +284,9 @@ def _by_number(
         pair = {"id": table[0], "name": table[1]}
         ids = _dictionary(path, pair, lines, has_count=form.count is not None)
         holds: Holds = "relations" if OF_RELATIONS.search(name) else "nodes"
-        return ids or part(f"{form} names of {holds}", holds, {"id": 0, "name": 1})
+        are_few = len(lines) >= LEAST_FACTS and 4 * len(table[1].dictionary) <= len(lines)
+        said = "kind" if are_few and holds == "nodes" else "name"  # OpenBioLink's nodes
+        return ids or part(f"{form} {said}s of {holds}", holds, {"id": 0, said: 1})
     if name.startswith("entity_names"):
         roles = dict(zip(("id", "name", "kind", "synonyms"), range(width), strict=False))
         return part(f"{form} names of nodes", "nodes", roles)
@@ -290,16 +298,18 @@ def _by_number(
 
 def _triples(path: Path, form: Form, table: Sequence[Texts], lines: np.ndarray) -> Part:
     """Return facts in columns without names: head, relation, tail, and what others look like."""
-    number = f"^(?:{NUMBER.pattern})$"
-    first, third = (  # without the first row, which can name columns
-        by_row(column, pc.match_substring_regex(column.dictionary, number))[1:]
-        for column in (table[0], table[2])
-    )
-    if third.size and third.all() and not first.any():
-        raise DataError(
-            f"{path}: column 3 holds only numbers, which can be weights; say by role and number "
-            "what the columns hold: --columns head=1,tail=2,weight=3, or head=1,relation=2,tail=3"
-        )
+    are_numbers = [
+        by_row(column, pc.match_substring_regex(column.dictionary, f"^(?:{NUMBER.pattern})$"))
+        for column in table
+    ]
+    has_titles = len(lines) > 1 and any(n[1:].all() and not n[0] for n in are_numbers)
+    if form.num_columns > (3 if has_titles else 5):  # OpenBioLink's triples have five
+        shown = quoted(", ".join(column[0].as_py() for column in table))
+        raise _unclear(path, f"no usual names of columns in the first line {shown}")
+    first, third = are_numbers[0][1:], are_numbers[2][1:]  # the first row can name columns
+    has_dot = [pc.any(pc.match_substring(table[i].dictionary, ".")).as_py() for i in (0, 2)]
+    if third.size and third.all() and (not first.any() or has_dot == [False, True]):
+        raise _unclear(path, "column 3 holds only numbers, which can be weights")
     roles = {"head": 0, "relation": 1, "tail": 2}
     for index in range(3, form.num_columns):
         values = values_of(table[index])
@@ -309,11 +319,8 @@ def _triples(path: Path, form: Form, table: Sequence[Texts], lines: np.ndarray) 
             roles.setdefault(role, index)
     is_id = len(lines) >= LEAST_FACTS and len(table[0].dictionary) == len(lines)
     if is_id and form.num_columns > 3 and 3 not in roles.values():
-        raise DataError(
-            f"{path}: column 1 differs on each of {len(lines):,} lines, as ids of facts do; say by "
-            "role and number what the columns hold: --columns head=2,relation=3,tail=4, or "
-            "head=1,relation=2,tail=3"
-        )
+        why = f"column 1 differs on each of {len(lines):,} lines, as ids of facts do"
+        raise _unclear(path, why)
     what = "OpenBioLink's" if form.num_columns > 4 and "weight" in roles else str(form)
     title, names = f"{what} triples, {form.num_columns} columns", [""] * form.num_columns
     found = _facts(path, title, names, table, roles, lines)
@@ -321,6 +328,13 @@ def _triples(path: Path, form: Form, table: Sequence[Texts], lines: np.ndarray) 
         ones = ", 1 on every line" * (values_of(table[index]) == ["1"])
         found.notes[role.split()[0]] = f"taken from column {index + 1}{ones}"
     return found
+
+
+def _unclear(path: Path, why: str) -> DataError:
+    return DataError(
+        f"{path}: {why}; say by name or number what the columns hold, for example --columns "
+        "head=1,relation=2,tail=3, or head=1,tail=2,weight=3"
+    )
 
 
 def _looks_like(values: list[str], column: Texts, num_lines: int) -> str:
@@ -333,14 +347,15 @@ def _looks_like(values: list[str], column: Texts, num_lines: int) -> str:
     return "time" if all(map(DATE.fullmatch, distinct)) else ""
 
 
-def _unquoted(column: Texts, examples: list[str]) -> Texts:
-    """Remove quotes around whole values of a table in which they do not protect separators."""
+def _unquoted(column: Texts, examples: list[str], *, is_read: bool) -> Texts:
+    """Remove quotes around whole values; if quotes are read, those after a space are left."""
     texts = column.dictionary
-    is_whole = pc.match_substring_regex(texts, '^"([^"]|"")*"$')
+    is_whole = pc.match_substring_regex(texts, rf'^\s{"+" if is_read else "*"}"([^"]|"")*"\s*$')
     if not pc.any(is_whole).as_py():
         return column
     examples += texts.filter(is_whole).to_pylist()
-    inner = pc.replace_substring(pc.utf8_slice_codeunits(texts, 1, -1), '""', '"')
+    inner = pc.utf8_slice_codeunits(pc.utf8_trim_whitespace(texts), 1, -1)
+    inner = pc.replace_substring(inner, '""', '"')
     return Texts.from_arrays(column.indices, pc.if_else(is_whole, inner, texts))
 
 
@@ -353,14 +368,15 @@ def _dictionary(
 ) -> Part | None:
     """Return a dictionary of ids if one of two columns holds 0, 1, 2 and so on; else None."""
     first, second = (pair[role].cast(pa.string()) for role in ("id", "name"))
-    for ids, names in ((second, first), (first, second)):
-        if not len(ids) or fault_of_ids(ids, lines):
+    for start, both in product((0, 1), ((second, first), (first, second))):
+        ids, names = (column[start:] for column in both)  # the first line can name the columns
+        if not len(ids) or fault_of_ids(ids, lines[start:]):
             continue
-        if repeated := repeated_in(names, lines):
+        if repeated := repeated_in(names, lines[start:]):
             raise DataError(f"{path}, {repeated}; each name must be there once")
         kind: Holds = "relation ids" if OF_RELATIONS.search(path.name) else "entity ids"
         places = np.argsort(np.asarray(ids.cast(pa.int64())))
         columns = {"name": names.take(pa.array(places)).dictionary_encode()}
         what = f"{'OpenKE' * has_count} dictionary: {kind}".strip()
-        return Part(path, what, kind, columns, lines)
+        return Part(path, what, kind, columns, lines[start:])
     return None

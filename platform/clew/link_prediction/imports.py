@@ -1,8 +1,7 @@
 """Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
 
 Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-Files whose names say `train`, `valid` or `test` keep their splits, if one says `train`; other facts
-are split. Facts of files whose names say `negative` are denied.
+docs/data.md says which names of files give splits, or deny facts.
 """
 
 import json
@@ -10,6 +9,7 @@ import re
 import unicodedata
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,20 +28,21 @@ from clew.link_prediction.descriptions import Noticed, describe_names, read_edge
 from clew.link_prediction.facts import FileNames, facts_of, split_of
 from clew.link_prediction.formats import Part, read_file
 from clew.link_prediction.other_formats import RDF
-from clew.link_prediction.tables import Texts, single, sniff
+from clew.link_prediction.tables import OneColumnError, Texts, single, sniff
 from clew.link_prediction.triples import SPLITS, KnowledgeGraph, Split, Triples, as_keys, row_blocks
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
 IGNORED = re.compile(
     r"(?i)(?:^|[^a-z])(?:readme|licen[cs]e)(?:[^a-z]|$)|"
-    r"\.(md|pdf|py|html|yaml|yml|log|png|npy|pckl|del|sh|tar|tar\.[a-z0-9]+|tgz|tbz2?|txz|7z|rar)$|"
-    r"^wikidata5m_text\.|^\."
+    r"\.(md|pdf|py|ipynb|html|yaml|yml|log|png|npy|pth|pkl|pckl|del|sh|tar|tar\.[a-z0-9]+|tgz|tbz2?"
+    r"|txz|7z|rar)$|^wikidata5m_text\.|^wordnet-mlj12-definitions\.|^stats?\.txt$|^\."
 )
 BESIDE_OPENKE = re.compile(r"(?i)(type_constrain|test2id_all|[1n]-[1n])\.txt")
 """Files that OpenKE makes of the facts in `train2id.txt` and `test2id.txt`."""
 LAST_CHOICE = re.compile(r"(?i)\.(json|jsonld|rdf|owl|xml|n3)$")
 """Files that are read, or refused, only where a folder has no others: often they say no facts."""
+LISTS = re.compile(r"(?i)(?:^|[^a-z])(entit(y|ies)|relations?|nodes?)(?:[^a-z]|$)")
 MAX_NAMED = 10
 INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
 """Characters without a width, for a class of a regular expression."""
@@ -60,14 +61,7 @@ def import_graph(
     settings: ImportSettings,
     splits: Mapping[Path, Split] | None = None,
 ) -> Imported:
-    """Read files and folders as one graph.
-
-    Args:
-        name: Name of the graph.
-        paths: Files, folders and zip files.
-        settings: How to read and split them.
-        splits: Split of each file, where its name should not say it.
-    """
+    """Read files, folders and zip files as one graph; `splits`, if given, not names, say splits."""
     if settings.valid_fraction + settings.test_fraction >= 1:
         raise ConfigError(
             f"valid_fraction {settings.valid_fraction} + test_fraction {settings.test_fraction} "
@@ -84,7 +78,9 @@ def import_graph(
     if not any(part.holds == "facts" for part in parts):
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         left = f"; not read: {found.notes['files not read']}" if not_read else ""
-        raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
+        raise DataError(
+            f"{paths[0]}: no edge ({held}); expected facts; pairs: --columns head,tail{left}"
+        )
     names = FileNames(splits, are_given=True) if splits else _file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
@@ -186,7 +182,9 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> 
             continue
         stem = unpacked_name(path).partition(".")[0]
         header = headers.get(stem) or headers.get(re.sub(r"[-_]?(part)?[-_]?\d+$", "", stem), ())
-        read = read_file(path, settings.columns, settings.header, header)
+        read = _parts_of(path, settings, header, is_alone=len(files) == 1)
+        if not read:
+            found.read[str(path)] = "a list of names, which is not used"
         for part in read:
             said = f"{part.taken_for}: {counted(part.num_rows, 'row')}"
             found.read[str(path)] = "; ".join(filter(None, [found.read.get(str(path)), said]))
@@ -196,6 +194,23 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> 
         parts += read
     _keep_blank_nodes_apart(parts)
     return parts
+
+
+def _parts_of(
+    path: Path, settings: ImportSettings, header: Sequence[str], *, is_alone: bool
+) -> list[Part]:
+    """Read a file; one beside others can be a mere list of names, or nodes without `--columns`."""
+    try:
+        return read_file(path, settings.columns, settings.header, header)
+    except DataError as error:
+        if not is_alone and isinstance(error, OneColumnError) and LISTS.search(path.name):
+            return []
+        if not is_alone and settings.columns:
+            with suppress(DataError):
+                parts = read_file(path, "", settings.header, header)
+                if all(part.holds != "facts" for part in parts):
+                    return parts
+        raise
 
 
 def _file_names(parts: Sequence[Part], roots: Sequence[Path], found: Noticed) -> FileNames:

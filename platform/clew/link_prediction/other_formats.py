@@ -299,9 +299,7 @@ def _check_parts(path: Path) -> None:
 def read_torch(path: Path, stand_ins: Mapping[str, type]) -> Any:
     """Return the tensors and plain values that `torch.save` wrote; nothing in the file is run.
 
-    Args:
-        path: The file.
-        stand_ins: Other types that the file may name, and what stands for each of them here.
+    `stand_ins` are other types that the file may name, and what stands for each of them here.
 
     Raises:
         DataError: The file unpacks to a huge one, or a tensor has more numbers than the file holds

@@ -88,7 +88,7 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
         ("with non-breaking or invisible characters", rf"[\x{{a0}}{INVISIBLE}]"),
     ):
         hits = array.filter(pc.match_substring_regex(array, pattern))
-        mend = "clew data FILE removes quotes" if "quotes" in what else f"{CLEANED_BY} removes them"
+        mend = "clew data removes double ones" if "quotes" in what else f"{CLEANED_BY} removes them"
         yield Finding(f"{of} {what}", len(hits), hits[:3].to_pylist(), mend)
     unusual = array.filter(pc.match_substring_regex(array, r"[^\x00-\x7f]")).to_pylist()
     others, keys = array, array

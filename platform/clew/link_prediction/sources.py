@@ -1,22 +1,12 @@
 """Finds, reads and describes the graph of a configuration: a data set, files, a packed file.
 
-A named data set is a folder with `train.txt` and optionally `valid.txt` and `test.txt`. Each file
-can be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). `umls` comes with the package. Others are in the
-folder that the environment variable CLEW_DATA names. If the configuration names no other files,
-labels are read from the data set's folder: `entity_names.tsv` for entities, and `edge_map.json`,
-`relations.en.json`, `relation_names.tsv` or `relation2text.txt` for relations.
+docs/data.md says what a named data set is. If the configuration names no other files, labels are
+read from its folder: `entity_names.tsv` for entities, and `edge_map.json`, `relations.en.json`,
+`relation_names.tsv` or `relation2text.txt` for relations.
 
-A list of facts to leave out has one triple `head<TAB>relation<TAB>tail` per line, with the names of
-the data set. The dashboard's list begins with lines that identify its data. Such a list is refused
-for other data, where the same names can mean other facts.
-
-A packed data set is one Arrow file, whose triples are read from the disk when they are needed.
-The file has one row. The columns `train`, `valid` and `test` hold a list of triples, three int32
-each; `entities` and `relations` hold a list of names with their labels, in the order of their ids.
-The metadata hold the format, the data set's name and its fingerprint.
-
-Packing needs memory for the names and for some blocks of lines, for any number of triples. Ids,
-order and fingerprint are the same as without packing.
+The dashboard's list of facts to leave out begins with lines that identify its data. It is refused
+for other data, where the same names can mean other facts. docs/data_on_disk.md describes a packed
+data set, whose triples are read from the disk when they are needed.
 """
 
 import logging

@@ -25,10 +25,16 @@ from clew.link_prediction.column_names import is_fact
 
 SAMPLE_LINES, SAMPLE_BYTES = 200, 2**18
 MAX_COLUMNS = 1_000
+GAF = ("subject_source", "subject_id", "subject_name", "predicate", "object_id", *[""] * 12)
+"""Columns of GO's annotations, whose files do not name them."""
 TEXT = pa.dictionary(pa.int32(), pa.string())
 Texts: TypeAlias = pa.DictionaryArray
 MERGED_BLOCKS = 16
 """Number of blocks that are compared with all known values at once, which is slow for many."""
+
+
+class OneColumnError(DataError):
+    """A text is no table."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +77,19 @@ def sniff(
             f"{path}: JSON or XML; expected a table, JSON Lines (.jsonl), KGX's JSON (.json), or "
             "RDF as N-Triples (.nt)"
         )
-    if text.startswith("!gaf-version"):
-        raise DataError(
-            f"{path}: GO annotations (GAF); expected a table whose first line names its columns: "
-            "write subject, predicate and object from columns 2, 4 and 5, without the lines with !"
-        )
     if "\r" in text and text.count("\n") == 1:
         raise DataError(f"{path}: lines end with carriage returns; save it with line feeds")
+    if re.match(r"(?i)@?(prefix|base)\s.*<|<[^<>\n]+:[^<>\n]+>\s+<[^<>\n]+>\s.*[ \t]\.\s*\n", text):
+        raise DataError(f"{path}: RDF; call it .ttl (Turtle) or .nt (N-Triples)")
     lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
-    comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
+    comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%!"), len(lines))
     rest = [line for line in lines[comments:] if line.strip()]
     has_count = len(rest) > 1 and re.fullmatch(r"[0-9]{1,10}", rest[0].strip()) is not None
     skip = comments + has_count
     if not rest:
         raise DataError(f"{path}: only comments; expected rows of a table")
     count = int(rest.pop(0).strip()) if has_count else None  # int() keeps control characters
-    plain = [line for line in rest if not line.startswith(("#", "%"))]
+    plain = [line for line in rest if not line.startswith(("#", "%", "!"))]
     delimiter, rows = _delimiter(path, plain or rest)
     first_rows = lines[comments:comments] if has_count else lines[:comments]
     names, num_left = _leading(first_rows, delimiter, len(rows[0]), names_columns, header=header)
@@ -101,6 +104,8 @@ def sniff(
         names, rows, skip = rows[0], rows[1:], skip + 1
     elif not has_count:
         skip = comments = num_left
+    if text.startswith("!gaf-version: 2.2\n"):
+        names = GAF
     if len(names or rows[0]) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS:,} columns; expected a table of facts")
     return Form(
@@ -123,7 +128,7 @@ def _leading(
     A line with as many columns as a row is a row, whose first name begins with #; or the names of
     the columns, if it says known ones, or follows `# ` in a table of more than three columns (CTD).
     """
-    said = [_fields(line.lstrip("#% "), delimiter) for line in lines]
+    said = [_fields(line.lstrip("#%! "), delimiter) for line in lines]
     fitting = [i for i, fields in enumerate(said) if len(fields) == width]
     titles = [i for i in fitting if header or (width > 3 and lines[i][1:2] == " " != delimiter)]
     named = [i for i in fitting if names_columns(said[i])] or titles
@@ -155,7 +160,7 @@ def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
         if width > 1 and share > best[0]:
             best = share, delimiter, rows
     if not best[1]:
-        raise DataError(
+        raise OneColumnError(
             f"{path}: {quoted(lines[0])} is one column; expected columns between tabs, commas, "
             "semicolons, bars or spaces, or JSON Lines (.jsonl), Parquet (.parquet), RDF (.nt, "
             ".ttl), or OGB's arrays (.pt, .npz)"
@@ -208,7 +213,7 @@ def _batches(
     num_rows, ends = form.skip, [0]
 
     def other(row: pa_csv.InvalidRow) -> str:
-        if skipped is not None and row.text.startswith(("#", "%")):
+        if skipped is not None and row.text.startswith(("#", "%", "!")):
             skipped.append(row.number)
             return "skip"
         faults.append(row)
