@@ -22,7 +22,7 @@ OPPONENTS_LISTS := experiments/benchmarks/opponents.txt experiments/benchmarks/o
 NO_BENCHMARKS := harness steps dense_part accuracy language_quality window_influence opponent_loop \
 	$(OPPONENTS)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
-# The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
+# The benchmarks that documents quote; those of `make opponents` beside. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed
 PREFIX := $(HOME)/.local

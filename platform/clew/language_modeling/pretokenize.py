@@ -3,6 +3,9 @@
 The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`, so
 that an interrupted run can continue. At the end, the parts are joined in order and the manifest is
 written.
+
+A BPE vocabulary is trained only on the first part of the text. The last part is held out for
+validation and test.
 """
 
 import fcntl

@@ -1,7 +1,11 @@
 """Windows of a packed corpus as training examples.
 
 A window of T tokens is read as T + 1 tokens, so that every token has a target. Unless a stride is
-given, window i starts at token i T. The tokens are split by position, training first.
+given, window i starts at token i T. The tokens are split by position: training first, then
+validation, then test.
+
+Only the end-of-text token separates documents. A window can contain parts of several documents, and
+the state of the model continues across documents unless `model.reset_at_documents` is set.
 """
 
 import hashlib

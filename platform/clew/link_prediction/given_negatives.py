@@ -1,5 +1,7 @@
 """Ranks and classifies triples against given wrong ones.
 
+Ranks follow the rules of OGB's ogbl-biokg.
+
 An `.npz` file has the arrays of OGB's splits: `head`, `relation`, `tail` `(triple,)`, `head_neg`
 and `tail_neg` `(triple, negative)`, and optionally `head_type` and `tail_type` `(triple,)`. Their
 values are names in the graph, as text or as numbers. With types, an entity's name is `type:number`.
