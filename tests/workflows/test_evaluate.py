@@ -52,8 +52,10 @@ def test_a_split_that_is_none(trained: TrainedStore) -> None:
 
 
 def test_a_run_that_is_none(trained: TrainedStore) -> None:
-    with pytest.raises(TrackingError):
+    with pytest.raises(CheckpointError, match="0123"):
         evaluate("0123")
+    with pytest.raises(TrackingError):
+        evaluate("0123" * 8)
 
 
 def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:

@@ -369,9 +369,11 @@ def _dictionary(
     """Return a dictionary of ids if one of two columns holds 0, 1, 2 and so on; else None."""
     first, second = (pair[role].cast(pa.string()) for role in ("id", "name"))
     for start, both in product((0, 1), ((second, first), (first, second))):
-        ids, names = (column[start:] for column in both)  # the first line can name the columns
+        ids, names = (column[start:] for column in both)
         if not len(ids) or fault_of_ids(ids, lines[start:]):
             continue
+        if start and both[0][0].as_py().strip().isdecimal():
+            continue  # not a name of a column
         if repeated := repeated_in(names, lines[start:]):
             raise DataError(f"{path}, {repeated}; each name must be there once")
         kind: Holds = "relation ids" if OF_RELATIONS.search(path.name) else "entity ids"
