@@ -50,7 +50,7 @@ help:
 	@echo "make pictures the screenshots of every dashboard page for the documentation, after make demo"
 	@echo "make gpu     checks and measures a GPU in ten minutes: gpu.json and gpu.md"
 	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
-	@echo "make figures the benchmarks that README quotes, three rounds each, about 30 minutes (estimate)"
+	@echo "make figures the benchmarks that README quotes, three rounds each, 22 minutes on 2 cores"
 	@echo "make opponents other programs in .venv-opponents, and Clew against them, 12 minutes on 2 cores"
 	@echo "make studies the studies that the guides' claims are about, about 35 minutes (estimate): JSON in experiments/studies/results"
 
