@@ -195,7 +195,7 @@ def pages(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> 
     index = [
         *("# Measurements", "", "Look up a question:", "", "| question |", "|---|", *links, ""),
         *("## The figures that are quoted", "", figures_section(benchmarks), ""),
-        "Written by `python -m experiments.report`; `experiments/README.md` says how to measure.",
+        "Written by `python -m experiments.report`. [How we measure](../measuring.md).",
     ]
     texts = {"index.md": "\n".join(index) + "\n", **texts}
     return {name: SEARCHED_LAST + text for name, text in texts.items()}
