@@ -211,6 +211,8 @@ INFLUENCE_PAIRS_PER_SECOND = "influence/pairs_per_second"
 INFLUENCE_HALF_PRECISION_ERROR = "influence/half_precision_relative_error"
 INFLUENCE_HALF_PRECISION_SPEARMAN = "influence/half_precision_spearman_top_100"
 VALUE_SECONDS = "value/seconds"
+VALUE_TOGETHER = ("value/rise_without_highest", "value/rise_without_lowest")
+"""Rise of the loss after training without the tried facts of an end, all together."""
 INFLUENCE_LDS_SAME_SEED = "influence/lds_same_seed"
 INFLUENCE_LDS_OTHER_SEEDS = "influence/lds_other_seeds"
 INFLUENCE_LDS_SIBLINGS = "influence/lds_siblings"

@@ -1,6 +1,7 @@
 """`clew value-facts` on a real store with trained runs."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,13 +134,19 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
     assert not len(artifacts.worst)
     ends = np.flatnonzero(np.isfinite(artifacts.without))
     asked = ValueRequest(model=trained.strong, test=str(tests), weights=tests, direction="tail")
-    untried = replace(artifacts, request=asked, without=np.full(5216, np.nan))
+    unknown = np.full(5216, np.nan)
+    untried = replace(artifacts, request=asked, without=unknown, together=())
     following = untried.table().split("\n")
     assert {f"test={tests}", f"weights={tests}", "direction=tail"} < set(shlex.split(following[-1]))
     typed = replace(untried, request=asked.model_copy(update={"weights": (1.0, 2.0)}))
     assert "clew value-facts" not in typed.table(), "no command has these weights"
-    expected = _effects(trained.strong, tests, tuple(ends))
-    np.testing.assert_allclose(artifacts.without[ends], expected, rtol=1e-3, atol=1e-5)
+    high, low = (end.tolist() for end in artifacts.ends)
+    assert (high[0], low[0]) == (one, other)
+    expected = _effects(trained.strong, tests, [*ends[:, None], sorted(high), sorted(low)])
+    measured = [*artifacts.without[ends], *artifacts.together]
+    np.testing.assert_allclose(measured, expected, rtol=1e-3, atol=1e-5)
+    recorded = MlflowClient().get_run(artifacts.run_id or "").data.metrics
+    assert [recorded[name] for name in names.VALUE_TOGETHER] == list(artifacts.together)
 
 
 def test_values_of_about_the_size_of_the_effect_are_confirmed(trained: TrainedStore):
@@ -171,8 +178,8 @@ def test_copies_of_a_fact_have_the_value_of_all(
     assert found.order[:2].tolist() == [0, 3], "each fact is listed once"
 
 
-def _effects(run: str, tests: Path, facts: tuple[int, ...]) -> list[float]:
-    """Return the rise of the mean smoothed loss of both ends, by training without each fact."""
+def _effects(run: str, tests: Path, sets: Sequence[Sequence[int] | np.ndarray]) -> list[float]:
+    """Return the rise of the mean smoothed loss of both ends, by training without each set."""
     losses = []
     with open_trace_source(run, {}) as source:
         graph, config = source.task.graph, source.model.config
@@ -180,7 +187,7 @@ def _effects(run: str, tests: Path, facts: tuple[int, ...]) -> list[float]:
         triples = usable(read_test_triples(str(tests), graph), "")
         head, relation, tail = torch.from_numpy(graph.with_inverses(triples)).long().T
         smoothing = config.loss.label_smoothing
-        dropped = [np.array(some, int) for some in ((), *((fact,) for fact in facts))]
+        dropped = [np.array(some, int) for some in ((), *sets)]
         for model in again.train(config.training.seed, dropped):
             with torch.no_grad():
                 log = model.scores(model.queries(head, relation)).double().log_softmax(1)

@@ -119,6 +119,10 @@ _METRICS = {
     names.INFLUENCE_DELETION_DROP: "Fall without the strongest facts: How much the "
     "log-probability falls when the model is trained without them.",
     names.VALUE_SECONDS: "Time to value facts [s]: Seconds for all training facts.",
+    names.VALUE_TOGETHER[0]: "Rise without the highest: How much the loss rises after training "
+    "without the tried facts of the highest values, all together.",
+    names.VALUE_TOGETHER[1]: "Rise without the lowest: How much the loss rises after training "
+    "without the tried facts of the lowest values, all together; below 0 it falls.",
 }
 
 SIGNS = (

@@ -336,8 +336,8 @@ def value_facts(
     request = ValueRequest(
         model=reference_of(model), test=tests, weights=numbers, direction=direction, confirm=confirm
     )
-    with progress_of("steps") as progress:
-        return _facts_table(value_all(request, progress=progress))
+    with progress_of("steps") as progress, progress_of("retrainings") as retrained:
+        return _facts_table(value_all(request, progress=progress, retrained=retrained))
 
 
 def _numbers(weights: Sequence[float], count: int) -> tuple[float, ...]:

@@ -4,13 +4,14 @@ One backward pass through the training differentiates the weighted sum of the pr
 By this estimate, the facts with the lowest values made these predictions worse. They are also
 written as a list that `data.exclude` can read. A value is a derivative, which one step of Adam or a
 few rows can make arbitrarily large. So both ends of the list can be confirmed: the run
-is trained again with its seed, without one fact at a time.
+is trained again with its seed, without one fact at a time, and without all of an end together.
 """
 
 import shlex
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from clew.errors import ConfigError, DataError, counted, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report_tables import write_values_csv
 from clew.influence.link_prediction.unrolled import triples_loss
+from clew.influence.outcomes import Facts
 from clew.influence.retraining import NOTHING, Retrainer
 from clew.influence.unrolling import Objective
 from clew.input_files import read_lines
@@ -56,14 +58,18 @@ class FactValues:
     run_id: str | None
     notes: tuple[str, ...] = ()
     """Whether predictions come from other parameters."""
+    together: tuple[float, ...] = ()
+    """Rise of the sum without all tried facts of the high end, and of the low; empty if untried."""
 
     @property
     def confirmed(self) -> np.ndarray:
         """Whether each fact's value has the sign and about the size of the rise, `(train,)`."""
-        nothing, some = np.zeros_like(self.values), self.values != 0
-        ratio = np.divide(self.without, self.values, out=nothing, where=some)
-        close: np.ndarray = (ratio >= 1 / TIMES) & (ratio <= TIMES)
-        return close
+        return agree(self.values, self.without)
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return indices of the facts to try, the highest first and the lowest first."""
+        return self.order[: self.request.confirm], self.order[::-1][: self.request.confirm]
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -95,13 +101,8 @@ class FactValues:
         ]
         for title, facts in (("highest", order[:shown]), ("lowest", order[::-1][:shown])):
             lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
-        if tried := int(np.isfinite(self.without).sum()):
-            said = (
-                f"trained again without each of {tried} facts: {self.confirmed.sum()} values are "
-                f"confirmed (same sign, at most {TIMES:g} times as large or small); "
-                f"{names.WORST_FACTS} lists only confirmed ones"
-            )
-            return "\n".join([*lines, "", said])
+        if self.together:
+            return "\n".join([*lines, "", *self._tried()])
         said = "no retraining has confirmed these values: look facts up before leaving any out"
         kept = {"test", "weights", "direction"}
         given = self.request.model_dump(include=kept, exclude_defaults=True) | {"confirm": 20}
@@ -111,6 +112,24 @@ class FactValues:
             following = shlex.join(["clew", "value-facts", self.request.model, *options])
             lines.append(f"next: {following}")
         return "\n".join(lines)
+
+    def _tried(self) -> list[str]:
+        tried = np.isfinite(self.without)
+        luck = float(np.sqrt(np.mean((self.without - self.values)[tried] ** 2)))
+        lines = [
+            f"trained again without each of {tried.sum()} facts: {self.confirmed.sum()} values are "
+            f"confirmed (same sign, at most {TIMES:g} times as large or small); a rise differs from"
+            f" the value by {luck:.2g} (root mean square); {names.WORST_FACTS} lists only confirmed"
+            " ones"
+        ]
+        for title, facts, rise in zip(("highest", "lowest"), self.ends, self.together, strict=True):
+            value = self.values[facts].sum()
+            verdict = "confirmed" if agree(value, np.array(rise)) else "not confirmed"
+            lines.append(
+                f"without all {len(facts)} {title} together: {rise:+.4g}; their values add up to "
+                f"{value:+.4g}: {verdict}"
+            )
+        return lines
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
@@ -151,33 +170,45 @@ def value_facts(
             values = np.bincount(copy, values)[copy]
             without, notes = np.full(len(values), np.nan), tuple(names.model_notes(source.best))
             found = FactValues(graph, values, len(tests), without, request, tracker.run_id, notes)
+            measured = {names.VALUE_SECONDS: seconds}
             if again is not None:
                 way = request.direction
                 loss = triples_loss(source.task, tests, weights, device, direction=way)
-                most = request.confirm
-                ends = np.unique([found.order[:most], found.order[::-1][:most]])
-                without[ends] = _rises_without(again, loss, ends, retrained)
+                each = np.unique(found.ends)
+                sets = [*each[:, None], *(np.sort(end) for end in found.ends)]
+                rises = _rises_without(again, loss, sets, retrained)
+                without[each] = rises[:-2]
+                found = replace(found, together=tuple(rises[-2:].tolist()))
+                measured |= dict(zip(names.VALUE_TOGETHER, found.together, strict=True))
             _record(tracker, replay_settings(config, source.checkpoints[-1].step), found)
-            tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
+            tracker.metrics(measured, source.model.manifest.step)
         return found
 
 
+def agree(values: np.ndarray, rises: np.ndarray) -> np.ndarray:
+    """Return whether values have the sign and about the size of rises, which may be NaN."""
+    nothing, some = np.zeros_like(values), values != 0
+    ratio = np.divide(rises, values, out=nothing, where=some)
+    close: np.ndarray = (ratio >= 1 / TIMES) & (ratio <= TIMES)
+    return close
+
+
 def _rises_without(
-    retrainer: Retrainer, loss: Objective, facts: np.ndarray, progress: Progress
+    retrainer: Retrainer, loss: Objective, sets: Sequence[Facts], progress: Progress
 ) -> np.ndarray:
-    """Return the rise of a loss after training without each of some facts.
+    """Return the rise of a loss after training without each of some sets of facts.
 
     Models that are trained together are compared with one of them that has all facts, because sums
     in another order change a training run.
     """
-    at_once = retrainer.models_at_once - 1 or len(facts)
+    at_once = retrainer.models_at_once - 1 or len(sets)
     rises: list[float] = []
-    for start in range(0, len(facts), at_once):
-        dropped, losses = [NOTHING, *facts[start : start + at_once, None]], []
+    for start in range(0, len(sets), at_once):
+        dropped, losses = [NOTHING, *sets[start : start + at_once]], []
         for model in retrainer.train(retrainer.config.training.seed, dropped):
             with torch.no_grad():
                 losses.append(float(loss(model)))
-            progress(len(rises) + len(losses) - 1, len(facts))
+            progress(len(rises) + len(losses) - 1, len(sets))
         rises += [after - losses[0] for after in losses[1:]]
     return np.array(rises)
 
