@@ -191,8 +191,8 @@ class ValueRequest(Section):
     worst: Annotated[int, Field(ge=0)] = 100
     """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
     confirm: Annotated[int, Field(ge=0)] = 0
-    """Number of facts at each end of the list to train again without, one run each;
-    worst_facts.tsv then lists only confirmed ones."""
+    """Number of facts at each end of the list to train again without, one run each and one run for
+    all of an end; worst_facts.tsv then lists only confirmed ones."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 
