@@ -320,6 +320,8 @@ def test_controls_hold_neither_the_triple_nor_a_strongest_fact_nor_a_copy() -> N
     assert [(g.kind, g.facts.tolist()) for g in found if g.kind != "touching"] == [
         ("strongest", [1]), ("strongest", [1, 5]), ("siblings", [2, 3])
     ]  # fmt: skip
+    copied = groups_of(graph, train[:1], 0, np.array([1, 4, 5]))
+    assert [g.facts.tolist() for g in copied if g.kind == "strongest"] == [[1], [1, 5]]
     touching = found[-1]
     assert touching.drawn_from == 4
     assert len(touching.facts) == 2

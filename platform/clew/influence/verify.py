@@ -53,10 +53,11 @@ def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> 
     """Yield the groups of an explanation: its strongest facts, siblings, and random neighbours.
 
     The others are the controls. None of them is a copy of the explained triple or of one of the
-    strongest facts. They are as many as the strongest facts, or as there are. Empty groups are
-    left out.
+    strongest facts. They are as many as the strongest facts, or as there are. Of several copies of
+    a fact, the first counts; all are taken away. Empty groups are left out.
     """
-    top = top[: max(SIZES)]
+    first = np.unique(as_keys(graph.train[top]), return_index=True)[1]
+    top = top[np.sort(first)][: max(SIZES)]
     for size in sorted({min(size, len(top)) for size in SIZES} - {0}):
         yield Group(place, "strongest", np.sort(top[:size]))
     test = tests[[place]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from clew import names
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError, Interrupted
+from clew.errors import ConfigError, Interrupted, counted
 from clew.files import cache_folder, working_folder
 from clew.influence.outcomes import Examiner, Facts
 from clew.influence.retraining import KeptRetrainings, Retrainer
@@ -187,7 +187,8 @@ def _train(
         how = f"{retrainer.models_at_once} at once"
         if reason := retrainer.why_one_at_a_time:
             how = f"one at a time: {reason}"
-        say(f"{number} {what} to do, {retrainer.config.training.num_epochs} epochs each ({how})")
+        epochs = counted(retrainer.config.training.num_epochs, "epoch")
+        say(f"{number} {what} to do, {epochs} each ({how})")
 
     def done() -> int:
         finished = left - sum(len(queue.missing) for queue in queues)
