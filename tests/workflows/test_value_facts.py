@@ -21,7 +21,12 @@ from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.influence.retraining import Retrainer
 from clew.link_prediction.sources import BUNDLED, leave_out
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.workflows.explaining.trace_source import open_trace_source, read_test_triples, usable
+from clew.workflows.explaining.trace_source import (
+    open_trace_source,
+    prepare,
+    read_test_triples,
+    usable,
+)
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.value_facts import (
     FactValues,
@@ -160,6 +165,28 @@ def test_values_of_about_the_size_of_the_effect_are_confirmed(trained: TrainedSt
     assert found.confirmed.tolist() == [False, False, True, True, False, False]
     assert found.worst.tolist() == [3]
     assert replace(found, request=ValueRequest(model=trained.strong, worst=1)).worst.tolist() == [4]
+
+
+def test_tuned_values_are_the_sum_of_tuned_scores(trained: TrainedStore, tests: Path):
+    """Their sizes are fitted to what training again without the facts does."""
+    request = ValueRequest(model=trained.strong, test=str(tests), score="tuned", direction="tail")
+    found = value_facts(request)
+    settings = {"influence.score": "tuned", "influence.top_k": 0}
+    with open_trace_source(trained.strong, settings) as source:
+        (each,) = prepare(source, "tuned").explain(
+            usable(read_test_triples(str(tests), source.task.graph), "")
+        )
+    scored = each.proponents
+    scores = np.take_along_axis(scored.influence, scored.train.argsort(1), 1)
+    np.testing.assert_allclose(found.values, scores.mean(0), rtol=1e-3, atol=1e-6)
+    assert found.scale == 1.0
+    without = np.where(np.arange(len(scores[0])) < 3, 2.5 * found.values, np.nan)
+    fitted = replace(found, without=without)
+    assert fitted.scale == pytest.approx(2.5)
+    assert fitted.confirmed[:3].all()
+    own = replace(fitted, request=request.model_copy(update={"score": "unrolled"}))
+    assert own.scale == 1.0
+    assert not own.confirmed.any()
 
 
 def test_copies_of_a_fact_have_the_value_of_all(

@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -301,12 +301,13 @@ def value_facts(
     *,
     weights: SkipValidation[Sequence[float] | None] = None,
     direction: Question = "both",
+    score: Literal["unrolled", "tuned"] = "unrolled",
     confirm: Annotated[int, Field(ge=0)] = 0,
 ) -> pd.DataFrame:
     """Compute the value of every training fact for the losses of many triples, in one pass.
 
-    The sum of the losses is differentiated through the whole training run. The result is recorded
-    as a run of kind `value`.
+    The sum of the losses is differentiated through training steps. The result is recorded as a run
+    of kind `value`.
 
     Args:
         model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder. It must
@@ -315,6 +316,8 @@ def value_facts(
             validation triples.
         weights: The weight of each triple's loss; None: the mean of the losses.
         direction: Whose losses count: those of tails, of heads, or of both.
+        score: `unrolled`: through the whole training run; `tuned`: through short fine-tunings of
+            the finished model, whose values are smaller.
         confirm: Number of facts at each end of the list to train again without, one run each.
 
     Returns:
@@ -333,9 +336,8 @@ def value_facts(
         raise ConfigError("weights are given without triples; give the triples that they are for")
     tests = () if triples is None else tuple(named_triples(triples))
     numbers = None if weights is None else _numbers(weights, len(tests))
-    request = ValueRequest(
-        model=reference_of(model), test=tests, weights=numbers, direction=direction, confirm=confirm
-    )
+    given = {"direction": direction, "score": score, "confirm": confirm}
+    request = ValueRequest(model=reference_of(model), test=tests, weights=numbers, **given)
     with progress_of("steps") as progress, progress_of("retrainings") as retrained:
         return _facts_table(value_all(request, progress=progress, retrained=retrained))
 

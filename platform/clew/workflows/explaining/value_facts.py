@@ -1,10 +1,11 @@
 """Value training facts by their effect on many predictions together, and record it as a run.
 
-One backward pass through the training differentiates the weighted sum of the predictions' losses.
-By this estimate, the facts with the lowest values made these predictions worse. They are also
-written as a list that `data.exclude` can read. A value is a derivative, which one step of Adam or a
-few rows can make arbitrarily large. So both ends of the list can be confirmed: the run
-is trained again with its seed, without one fact at a time, and without all of an end together.
+One backward pass through the training run, or through fine-tunings of the finished model,
+differentiates the weighted sum of the predictions' losses. By this estimate, the facts with the
+lowest values made these predictions worse. They are also written as a list that `data.exclude` can
+read. A value is a derivative, which one step of Adam or a few rows can make arbitrarily large. So
+both ends of the list can be confirmed: the run is trained again with its seed, without one fact at
+a time, and without all of an end together.
 """
 
 import shlex
@@ -34,7 +35,7 @@ from clew.runs.base import Tracker
 from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
 from clew.workflows.explaining.members import Progress
-from clew.workflows.explaining.trace_source import open_trace_source, prepare, replay_settings
+from clew.workflows.explaining.trace_source import open_trace_source, prepare, unrolled_settings
 from clew.workflows.explaining.tracin import tests_of
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
@@ -64,7 +65,16 @@ class FactValues:
     @property
     def confirmed(self) -> np.ndarray:
         """Whether each fact's value has the sign and about the size of the rise, `(train,)`."""
-        return agree(self.values, self.without)
+        return agree(self.scale * self.values, self.without)
+
+    @property
+    def scale(self) -> float:
+        """Rise for each unit of a tuned value (least squares through zero); 1 for unrolled ones."""
+        tried = np.isfinite(self.without)
+        if self.request.score == "unrolled" or not (self.values[tried] != 0).any():
+            return 1.0
+        values, rises = self.values[tried], self.without[tried]
+        return float(values @ rises / (values @ values))
 
     @property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +114,7 @@ class FactValues:
         if self.together:
             return "\n".join([*lines, "", *self._tried()])
         said = "no retraining has confirmed these values: look facts up before leaving any out"
-        kept = {"test", "weights", "direction"}
+        kept = {"test", "weights", "direction", "score"}
         given = self.request.model_dump(include=kept, exclude_defaults=True) | {"confirm": 20}
         lines += ["", said]
         if not any(isinstance(value, tuple) for value in given.values()):  # of Python, no files
@@ -115,19 +125,20 @@ class FactValues:
 
     def _tried(self) -> list[str]:
         tried = np.isfinite(self.without)
-        luck = float(np.sqrt(np.mean((self.without - self.values)[tried] ** 2)))
+        luck = float(np.sqrt(np.mean((self.without - self.scale * self.values)[tried] ** 2)))
+        times = f", here times {self.scale:.2f}" * (self.request.score == "tuned")
         lines = [
-            f"trained again without each of {tried.sum()} facts: {self.confirmed.sum()} values are "
-            f"confirmed (same sign, at most {TIMES:g} times as large or small); a rise differs from"
-            f" the value by {luck:.2g} (root mean square); {names.WORST_FACTS} lists only confirmed"
-            " ones"
+            f"trained again without each of {tried.sum()} facts: {self.confirmed.sum()} values"
+            f"{times} are confirmed (same sign, at most {TIMES:g} times as large or small); a rise "
+            f"differs from the value by {luck:.2g} (root mean square); {names.WORST_FACTS} lists "
+            "only confirmed ones"
         ]
         for title, facts, rise in zip(("highest", "lowest"), self.ends, self.together, strict=True):
-            value = self.values[facts].sum()
+            value = self.scale * self.values[facts].sum()
             verdict = "confirmed" if agree(value, np.array(rise)) else "not confirmed"
             lines.append(
-                f"without all {len(facts)} {title} together: {rise:+.4g}; their values add up to "
-                f"{value:+.4g}: {verdict}"
+                f"without all {len(facts)} {title} together: {rise:+.4g}; their values{times} add "
+                f"up to {value:+.4g}: {verdict}"
             )
         return lines
 
@@ -147,12 +158,12 @@ def value_facts(
     progress: Progress = lambda done, total: None,
     retrained: Progress = lambda done, total: None,
 ) -> FactValues:
-    """Differentiate the loss of many predictions through the training; record it as a run."""
+    """Differentiate the loss of many predictions through training steps; record it as a run."""
     check_new_folder("--output-dir", request.output_dir)
-    settings = {"influence.score": "unrolled", "influence.direction": request.direction}
+    settings = {"influence.score": request.score, "influence.direction": request.direction}
     with open_trace_source(request.model, settings) as source:
         tests, weights = _weighted_tests(request, source.task.graph)
-        tracer = prepare(source)
+        tracer = prepare(source, request.score)
         config, device, again = source.model.config, source.tracer.device, None
         if request.confirm:
             if config.training.ema_decay is not None:
@@ -180,7 +191,7 @@ def value_facts(
                 without[each] = rises[:-2]
                 found = replace(found, together=tuple(rises[-2:].tolist()))
                 measured |= dict(zip(names.VALUE_TOGETHER, found.together, strict=True))
-            _record(tracker, replay_settings(config, source.checkpoints[-1].step), found)
+            _record(tracker, unrolled_settings(source), found)
             tracker.metrics(measured, source.model.manifest.step)
         return found
 
@@ -256,6 +267,7 @@ def _record(tracker: Tracker, settings: dict[str, object], found: FactValues) ->
         said = settings | {
             "test": tests or "validation triples",
             "weights": str(weights or "equal"),
+            "score": request.score,
             "direction": request.direction,
             "num_tests": found.num_tests,
         }
