@@ -7,6 +7,7 @@ The other splits are unchanged. A small ConvE is trained on all of these facts, 
 ranked from the most to the least suspicious:
 
     values            the lowest values for the validation loss, as `clew value-facts` gives them
+    tuned values      the same with `--score tuned`
     raw               the lowest sums of raw scores over the validation triples
     self-influence    the largest raw score on themselves, of tail and head (Pruthi et al., 2020)
     own loss          the lowest probability that the trained model gives the fact
@@ -101,7 +102,8 @@ def suspicion(run: str, seed: int, num_facts: int) -> dict[str, np.ndarray]:
         own = np.concatenate([part.self_influence for part in parts])
         scores, _ = source.tracer.scores_and_ranks(train_facts)
     return {
-        "values": -value_facts(ValueRequest(model=run)).values,
+        "values": -value_facts(ValueRequest(model=run, score="unrolled")).values,
+        "tuned values": -value_facts(ValueRequest(model=run, score="tuned")).values,
         "raw": -np.asarray(summed),
         "self-influence": own,
         "own loss": -scores,
