@@ -164,7 +164,11 @@ FIGURES = (
         "influence_quality",
         (Quote("one_vs_all, AUC self-influence", "area under the curve {}"),),
         (Quote("one_vs_all, AUC last loss", "by their loss: {}"),),
-        short=("corrupted facts found on UMLS", "area under the curve {}", "{} by their loss"),
+        short=(
+            "corrupted facts found on UMLS, 1-vs-all",
+            "area under the curve {}",
+            "{} by their loss, 0.5 by chance",
+        ),
         code=(
             "influence/link_prediction/tracin.py",
             "influence/link_prediction/traced_run.py",

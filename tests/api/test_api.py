@@ -242,8 +242,8 @@ def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: P
         ({"triples": 5}, ConfigError, r"triples is 5; expected \(head, relation, tail\)"),
         ({"triples": [TRIPLE, ("a", "b\tc", "d")]}, DataError, "^triples: line 2: "),
         ({"triples": [TRIPLE], "overrides": "a.b=3"}, ConfigError, "expected keys with values"),
-        ({"prompt": "a"}, ConfigError, "explains language models"),
-        ({}, ConfigError, "explains image sequences"),
+        ({"prompt": "a"}, ConfigError, r"explains language models.*clew\.attribute"),
+        ({}, ConfigError, r"explains image sequences.*clew\.attribute"),
     ],
 )
 def test_what_cannot_be_explained_is_one_line(
@@ -398,6 +398,7 @@ def test_triples_are_scored_from_a_table_a_list_and_a_generator(champion: str) -
         (lambda: clew.attribute("newest", [TRIPLE], top_k=-1), ("top_k", "-1")),
         (lambda: clew.attribute("newest", frame="x"), ("frame", "'x'")),
         (lambda: clew.attribute("newest", [TRIPLE], overrides={1: 2}), ("overrides", "1")),
+        (lambda: clew.train("umls", overrides={"data.train": pd.DataFrame()}), ("data.train",)),
         (lambda: clew.value_facts("newest", direction="tails"), ("direction", "'tails'")),
         (lambda: clew.tune("umls", minutes=float("inf")), ("minutes",)),
     ],

@@ -165,6 +165,7 @@ def test_the_command_tells_the_models_score_and_influence_apart() -> None:
     assert form.sentence in said
     (first,) = [line for line in said.splitlines() if "1.5000" in line]
     assert "model's score" in first
+    assert "filtered rank" in first
     facts = [line for line in said.splitlines() if line.startswith(("  + ", "  - "))]
     assert len(facts) == 2
     assert not any("score" in line for line in facts)

@@ -86,6 +86,17 @@ def test_configuration_overrules_the_folder(data_folder: Path, write) -> None:
     assert (graph.entities.label(2), graph.relations.label(0)) == ("Albert", "adores")
 
 
+def test_labels_of_the_configuration_are_read_for_a_path_too(write) -> None:
+    folder = write("mine/train.txt", TRAIN).parent
+    config = TripleData(
+        path=str(folder),
+        node_name_dict=str(write("names.tsv", "a\tAnna\n")),
+        edge_map=str(write("edges.tsv", "likes\tadores\n")),
+    )
+    graph = load_graph(config)
+    assert (graph.entities.label(0), graph.relations.label(0)) == ("Anna", "adores")
+
+
 def test_unknown_name_lists_what_is_there(data_folder: Path, write) -> None:
     write("mine/train.txt", TRAIN)
     with pytest.raises(ConfigError) as caught:

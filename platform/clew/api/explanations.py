@@ -323,10 +323,10 @@ def value_facts(
     Returns:
         A table with a row for each training fact, the most helpful first. The columns are
         `train_index`, the labels `head`, `relation` and `tail`, the names `head_id`, `relation_id`
-        and `tail_id`, and `value`: how much the weight of the fact lowers the sum of the losses, in
-        nats for each unit of weight, to first order. With `confirm`, `without_it` is the rise of
-        the sum after training without the fact (NaN: not tried), and `confirmed` whether it has the
-        value's sign and about its size. Values that are not confirmed can be artifacts.
+        and `tail_id`, and `value`: how much the weight of the fact and its copies lowers the sum of
+        the losses, in nats for each unit of weight, to first order. With `confirm`, `without_it` is
+        the rise of the sum after training without the fact (NaN: not tried), and `confirmed`
+        whether it has the value's sign and about its size. Others can be artifacts.
 
     Raises:
         UsageError: If the model, the triples or their weights cannot be used, or the training

@@ -133,7 +133,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         _replace_source(target, key, overrides, is_graph=is_graph)
     for key, value in overrides.items():  # after all removals, which concern the file's keys alone
         section, _, name = key.partition(".")
-        merged[section][name] = None if value in ("null", "None") else value
+        merged[section][name] = None if str(value) in ("null", "None") else value
     return merged
 
 

@@ -57,12 +57,11 @@ class InfluenceConfig(Section):
     normalisation and without the mean directions that all examples share, divided by the training
     gradient's norm. `kronecker`: with every factor of a gradient whitened, without convolution and
     normalisation, divided by the training gradient's norm. `preconditioned`: in the geometry of
-    Adam's second moments (needs checkpoints with the optimizer's state); it predicted retraining
-    worst when it was measured. `unrolled`: the exact derivative of the prediction's loss through
-    the whole training run, whose steps are repeated (of one run; needs all checkpoints with their
-    training states). `tuned`: the same derivative through a short fine-tuning of the finished
-    model, as in `clew verify`, instead of the training run (of one run of a graph model). For text
-    and frames, only `raw` and `unrolled` are available."""
+    Adam's second moments (needs checkpoints with the optimizer's state). `unrolled`: the exact
+    derivative of the prediction's loss through the whole training run, whose steps are repeated (of
+    one run; needs all checkpoints with their training states). `tuned`: the same derivative through
+    a short fine-tuning of the finished model, as in `clew verify`, instead of the training run (of
+    one run of a graph model). For text and frames, only `raw` and `unrolled` are available."""
     seeds: Annotated[int, EXPLAIN_FLAG] = Field(default=1, ge=1)
     """Runs whose mean is explained: the model's own, and others with the next seeds, which are
     trained unless the store has them. A fact on whose sign they disagree is grey."""

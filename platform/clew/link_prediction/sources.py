@@ -69,7 +69,8 @@ def _read(config: TripleData) -> KnowledgeGraph:
         return labelled(read_packed(Path(config.packed).expanduser()), files)
     if config.path is not None:
         path = expanded(config.path)
-        return import_graph(path.name.split(".")[0], [path], config).graph
+        graph = import_graph(path.name.split(".")[0], [path], config).graph
+        return labelled(graph, _with_config(GraphFiles(path), config))
     name, files = find_files(config)
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
     if is_read_plainly(config, files):

@@ -276,8 +276,8 @@ def check_output(output: Path | None, count: int) -> None:
 def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
     if source.manifest.task != kind.kind:
         raise ConfigError(
-            f"{source.title} is a {source.manifest.task} model; {explains}: use tracin for link "
-            "prediction, trace-text for text, trace-sequence for image sequences"
+            f"{source.title} is a {source.manifest.task} model; {explains}: give triples "
+            "to tracin, text to trace-text, a frame to trace-sequence, or any to clew.attribute"
         )
     settings = source.config.influence
     if settings.score not in {"auto", "raw", "unrolled"}:

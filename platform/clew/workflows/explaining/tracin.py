@@ -83,7 +83,7 @@ class TraceResult:
         runs, is_head = len(report.model.runs), report.settings.get("direction") == "head"
         of = " of the head" * is_head + averaged(report.settings, runs)
         for test in tests:
-            score = f"model's score {test.score:.4f}, rank {rank_text(test.rank)}{of}"
+            score = f"model's score {test.score:.4f}, filtered rank {rank_text(test.rank)}{of}"
             lines += ["", f"{in_words(test.test, shared)}   {score}"]
             if test.untrained:
                 lines.append(f"  {untrained_sentence(test.untrained)}")
