@@ -43,8 +43,7 @@ class ImageSequenceData(Section):
     scalars: tuple[str, ...] | None = None
     """Names of the scalars to use; unset: all scalars in the file."""
     azimuth_scalars: tuple[str, ...] = ()
-    """Scalars that are directions in degrees: the model gets their sine and cosine, and a
-    horizontal flip mirrors them."""
+    """Scalars that are directions in degrees: the model gets their sine and cosine."""
     zenith_scalars: tuple[str, ...] = ()
     """Scalars that are angles from the vertical in degrees: the model gets their cosine."""
     nan_pixels: Literal["refuse", "mean", "mask"] = "refuse"
