@@ -94,7 +94,7 @@ class FileTokenizer:
         self._unknown = self._unknown_token(settings.get("model") or {})
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         known: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
-        size: int = self._tokenizer.get_vocab_size()
+        size: int = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids can have gaps
         self.end_of_text = size if known is None else known
         self.vocabulary_size = size + (known is None)
 
