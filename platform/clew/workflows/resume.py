@@ -158,7 +158,8 @@ def find_newest(config: RunConfig, overrides: Overrides, folder: Path) -> Resume
 def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
-    config = _as_recorded(config)
+    # Runs record the configuration without the options that were switched off on this machine.
+    config, _ = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
     query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     for run in every_run(query):
@@ -170,11 +171,6 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
             completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
         else:
             yield run
-
-
-def _as_recorded(config: RunConfig) -> RunConfig:
-    """Return a configuration without the options that would be switched off on this machine."""
-    return fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))[0]
 
 
 def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> RunConfig:
@@ -235,7 +231,8 @@ def _continued(run_id: str, original: RunConfig, overrides: Overrides) -> RunCon
 
 
 def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None:
-    before, after = flatten(original), flatten(_as_recorded(config))
+    config, _ = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
+    before, after = flatten(original), flatten(config)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) == after.get(key):
             continue
