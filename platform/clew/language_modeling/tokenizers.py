@@ -41,10 +41,6 @@ class ByteTokenizer:
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
 
-    def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes, and the length 1 for each byte."""
-        return self.encode(text), np.ones(len(text), dtype=np.int64)
-
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text; bytes that are not UTF-8 become the replacement character."""
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
