@@ -267,7 +267,7 @@ def test_scalers_know_nothing_of_held_out_groups(tmp_path: Path) -> None:
     assert change.target_std == pytest.approx(difference.std())
 
 
-def test_directions_enter_as_sine_and_cosine_and_mirror() -> None:
+def test_directions_enter_as_sine_and_cosine() -> None:
     config = ImageSequenceData(path="x", azimuth_scalars=("a",), zenith_scalars=("z",))
     encoding = ScalarEncoding.from_config(("h", "z", "a"), config, "x")
     encoded = encoding.encode(np.array([[7.0, 60.0, 90.0]]))

@@ -315,6 +315,17 @@ def test_a_vocabulary_with_end_of_text_as_a_word_splits_it(tmp_path: Path):
         load_tokenizer(str(unknown)).encode(b"the dog")
 
 
+def test_a_vocabulary_can_leave_out_ids(tmp_path: Path):
+    path = write_word_tokenizer(tmp_path / "words.json")
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] = {word: 3 * i for word, i in content["model"]["vocab"].items()}
+    path.write_text(json.dumps(content))
+    tokenizer = load_tokenizer(str(path))
+    tokens = tokenizer.encode(b"the cat dog")
+    assert tokenizer.end_of_text not in tokens
+    assert tokens.max() < tokenizer.vocabulary_size
+
+
 def test_a_tokenizer_file_neither_cuts_nor_pads(tmp_path: Path):
     tokenizer = load_tokenizer(str(write_word_tokenizer(tmp_path / "words.json")))
     assert len(tokenizer.encode(b"the cat sat on the mat " * 10)) == 60

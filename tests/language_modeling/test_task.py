@@ -5,6 +5,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -381,3 +382,11 @@ def test_held_out_text_of_empty_documents_alone_is_none(tmp_path: Path):
         assert task.metrics(model, split, torch.device("cpu")) == {}
     (row, *_) = Texts().example_rows(task)
     assert row["prompt"] == "some words in a line"
+
+
+def test_the_next_commands_name_a_prompt_if_no_text_can_be_one() -> None:
+    """Every piece of such a text has a token for unknown text, or only spaces."""
+    texts = Texts()
+    for rows in ([], [{"prompt": "\n\n"}]):
+        with mock.patch.object(texts, "example_rows", return_value=rows):
+            assert all(verb[2] for verb in texts.verbs(mock.Mock()))

@@ -49,6 +49,16 @@ def test_compiled_training_is_eager_training_with_the_same_keys(
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_the_reports_say_that_the_model_is_compiled(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, said = make_trainer(optimizations__torch_compile=True), []
+    monkeypatch.setattr(setup, "apply_compile", lambda *_: said.append(trainer.reports.doing))
+    monkeypatch.setattr(setup, "warm_up", lambda *_: 0.0)
+    measure_before_training(trainer)
+    assert "compiling" in said[0]
+
+
 def test_without_a_compiler_the_error_comes_first(
     make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

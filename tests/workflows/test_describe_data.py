@@ -101,6 +101,14 @@ def test_frames_are_described_by_their_split(
     assert findings == ""
 
 
+def test_a_netcdf_file_is_described_as_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """netCDF-4 files are HDF5 files."""
+    path = write_hdf5(tmp_path / "frames.nc", sequence_columns(), METADATA)
+    assert said_of([str(path)], capsys)[0]["frames"].startswith("48 ")
+
+
 def test_a_group_that_validates_and_tests_is_pointed_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -282,6 +282,13 @@ def test_the_run_says_what_the_hardware_does_not_do(
         train(config, strict=True)
 
 
+def test_a_variant_without_an_option_says_nothing_of_the_configuration() -> None:
+    half = {"use_mixed_precision": True, "mixed_precision_dtype": "bfloat16"}
+    config = changed(**{f"optimizations__{key}": value for key, value in half.items()})
+    shown = plan(config, device="H100 80GB").remarks
+    assert not any("mixed_precision_dtype" in remark for remark in shown)
+
+
 def test_out_of_memory_shows_the_budget_and_three_changes_that_fit(
     tracking_store: Path, tensors_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

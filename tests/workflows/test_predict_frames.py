@@ -157,6 +157,20 @@ def test_without_a_validation_group_there_are_no_intervals(
     assert "no group was held out for validation" in result.table()
 
 
+def test_with_few_validation_windows_there_are_no_intervals_unless_asked_for(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    """Groups of ten frames have eight windows of three, and intervals of 90 % need nine errors."""
+    run_id = run_of(sequence_config(tmp_path, sequence_columns(frames_in_group=10)))
+    frames, output = write_folder(tmp_path / "new", new_frames()), tmp_path / "out.parquet"
+    result = predict_frames(run_id, frames, output)
+    assert result.intervals is None
+    assert " 8 validation windows" in result.table()
+    assert pq.read_table(output)["lower"].null_count == result.num_windows
+    asked = predict_frames(run_id, frames, output, confidence=0.8)
+    assert asked.intervals is not None
+
+
 def test_a_model_of_changes_adds_them_to_the_present(sequences: StoredRun, tmp_path: Path) -> None:
     run_id = run_of(sequence_config(tmp_path, sequence_columns(), model__predicts="change"))
     columns, output = sequence_columns(groups=2, frames_in_group=7, seed=1), tmp_path / "o.parquet"

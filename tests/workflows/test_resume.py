@@ -186,6 +186,18 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
             find_in_folder(kept, None, changes)
 
 
+def test_a_folder_is_continued_without_news_of_options_that_stay_switched_off(
+    tracking_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run records what it trained with; the configuration names what it asked for."""
+    config = config_of(optimizations__use_tf32=True, training__device="cpu")
+    interrupt(config, checkpoint_dir=tmp_path / "kept")
+    caplog.clear()
+    with caplog.at_level("INFO", logger="clew"):
+        find_in_folder(tmp_path / "kept", config, {})
+    assert not any("resumed with" in message for message in caplog.messages)
+
+
 @pytest.mark.parametrize(
     ("lost", "settings", "given"),
     [

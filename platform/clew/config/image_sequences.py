@@ -22,7 +22,7 @@ class ImageSequenceData(Section):
     name: str | None = None
     """A named data set: a folder `<name>` or a file `<name>.h5` under `$CLEW_DATA`."""
     path: str | None = None
-    """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`), a Zarr store or a folder of arrays."""
+    """Instead of `name`: HDF5 (`.h5`, `.hdf5`, `.nc`), a Zarr store or a folder of arrays."""
     channels: Literal["first", "last"] | None = None
     """Which axis of a frame is the channel axis: `first` (channel, height, width) or `last`
     (height, width, channel). Unset: the axis that is at most a quarter as long as both others; if
@@ -43,8 +43,7 @@ class ImageSequenceData(Section):
     scalars: tuple[str, ...] | None = None
     """Names of the scalars to use; unset: all scalars in the file."""
     azimuth_scalars: tuple[str, ...] = ()
-    """Scalars that are directions in degrees: the model gets their sine and cosine, and a
-    horizontal flip mirrors them."""
+    """Scalars that are directions in degrees: the model gets their sine and cosine."""
     zenith_scalars: tuple[str, ...] = ()
     """Scalars that are angles from the vertical in degrees: the model gets their cosine."""
     nan_pixels: Literal["refuse", "mean", "mask"] = "refuse"

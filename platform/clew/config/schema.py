@@ -251,7 +251,7 @@ def kind_of(choice: type[BaseModel]) -> str:
     return kind
 
 
-FRAME_FILES = (".h5", ".hdf5", ".zarr")
+FRAME_FILES = (".h5", ".hdf5", ".nc", ".zarr")
 """Endings of `data.path` that mean image sequences; other files and folders can be graphs."""
 
 

@@ -6,7 +6,7 @@ The influence of training window i on a test window is
 
 with L the task's own loss, summed over a window: for text, the loss of its tokens (for a
 continuation, those after the prompt); for frames, the loss of the target. Gradients are computed in
-evaluation mode: without dropout, mirroring or noise. Each gradient is used for all tests, so
+evaluation mode: without dropout or noise. Each gradient is used for all tests, so
 that a further test costs almost nothing.
 
 With an index, the sum is first estimated from projections for all windows. It is then computed only

@@ -44,6 +44,7 @@ from clew.language_modeling.tokenizers import (
     BPE,
     BYTES,
     TOKENIZER_FILE,
+    FileTokenizer,
     Tokenizer,
     load_tokenizer,
     train_bpe,
@@ -140,7 +141,7 @@ def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pat
     lengths = path.with_suffix(LENGTHS_SUFFIX)
     with replacing(path) as temporary, temporary.open("wb") as file, lengths.open("wb") as beside:
         for piece in read_unit(unit, settings.text_column):
-            if keeps_lengths:
+            if keeps_lengths and isinstance(tokenizer, FileTokenizer):
                 tokens, num_each = tokenizer.encode_with_bytes(piece.text)
             else:
                 tokens, num_each = tokenizer.encode(piece.text), None

@@ -267,7 +267,7 @@ class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
     def verbs(self, task: LanguageModeling) -> list[list[str]]:
         rows = self.example_rows(task)
         prompt = " ".join(rows[0]["prompt"].split()[:4]) if rows else ""
-        return [[verb, "--prompt", prompt] for verb in ("predict", "trace-text")]
+        return [[verb, "--prompt", prompt or "TEXT"] for verb in ("predict", "trace-text")]
 
     def num_test_examples(self, task: LanguageModeling) -> int:
         return len(task.splits.windows["test"].stream) - 1

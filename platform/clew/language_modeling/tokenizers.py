@@ -41,10 +41,6 @@ class ByteTokenizer:
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
 
-    def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes, and the length 1 for each byte."""
-        return self.encode(text), np.ones(len(text), dtype=np.int64)
-
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text; bytes that are not UTF-8 become the replacement character."""
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
@@ -94,7 +90,7 @@ class FileTokenizer:
         self._unknown = self._unknown_token(settings.get("model") or {})
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         known: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
-        size: int = self._tokenizer.get_vocab_size()
+        size: int = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids can have gaps
         self.end_of_text = size if known is None else known
         self.vocabulary_size = size + (known is None)
 

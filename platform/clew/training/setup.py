@@ -205,7 +205,7 @@ def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
 def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
     """Compile the model and return the time; fail if compilation fails, unless it is optional."""
     task, model, precision = trainer.task, trainer.model, trainer.precision
-    optimizations = trainer.config.optimizations
+    optimizations, trainer.reports.doing = trainer.config.optimizations, "compiling the model"
     try:
         apply_compile(model, optimizations, precision.device)
         return {names.TIME_COMPILE_SECONDS: warm_up(task, model, precision, batches)}

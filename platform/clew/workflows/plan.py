@@ -265,7 +265,7 @@ def plan(
     most = SEARCHED_TIMES * config.training.batch_size
     most = min(most, num_examples) if num_examples is not None else most
     variants = _variants(planner, config)
-    for variant in variants:
+    for variant in (v for v in variants if True in v.settings.values()):  # what can be switched on
         remarks += fit_to_hardware(with_settings(config, variant.settings), hardware)[1]
     return MemoryPlan(
         device=target.name,

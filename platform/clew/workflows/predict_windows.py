@@ -1,5 +1,6 @@
 """Predicts what windows are for: the text after a prompt, and values of new image sequences."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from clew.errors import (
     described,
 )
 from clew.files import working_folder
-from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors, Intervals
+from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors, Intervals, conformal_half_width
 from clew.image_sequences.files import handed_in_frames
 from clew.image_sequences.model import SequenceRegressor
 from clew.image_sequences.prediction import (
@@ -231,7 +232,7 @@ def predict_frames(
             record = SequencesRecord.read(recorded(source, SEQUENCES_FILE, work))
         regressor, _ = load_sequence_model(source.checkpoint, record)
         regressor.to(device)
-        errors, notes = _held_out_errors(source, regressor, device)
+        errors, notes = _held_out_errors(source, regressor, device, confidence)
         intervals = None if errors is None else errors.intervals(confidence)
         with handed_in_frames(frames, data.channels) as table:
             windows = windows_to_predict(table, record, data)
@@ -251,7 +252,7 @@ def predict_frames(
 
 
 def _held_out_errors(
-    source: ModelSource, model: SequenceRegressor, device: torch.device
+    source: ModelSource, model: SequenceRegressor, device: torch.device, confidence: float
 ) -> tuple[HeldOutErrors | None, tuple[str, ...]]:
     """Return a model's errors on held-out windows, from its file or measured on its data.
 
@@ -268,4 +269,6 @@ def _held_out_errors(
     errors = task.held_out_errors(model, device)
     if errors is None:
         return None, ("no intervals, because no group was held out for validation in training",)
+    if confidence == CONFIDENCE and math.isinf(conformal_half_width(errors.valid)):  # not asked for
+        return None, (f"no intervals, because there are {len(errors.valid)} validation windows",)
     return errors, ()

@@ -231,6 +231,7 @@ def _continued(run_id: str, original: RunConfig, overrides: Overrides) -> RunCon
 
 
 def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None:
+    config, _ = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
     before, after = flatten(original), flatten(config)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) == after.get(key):
