@@ -219,6 +219,11 @@ BAD_FRAMES = {
         "no scalar 'height', which the model was trained with",
     ),
     "unit": (new_frames(), METADATA | {"unit": "m"}, "the unit is 'm'; the model was trained on"),
+    "step": (
+        new_frames() | {"time": 24 * new_frames()["time"]},
+        METADATA,
+        "by 24 in `time`; expected about 1,",
+    ),
     "short": (
         {name: column[:2] for name, column in new_frames().items()},
         METADATA,

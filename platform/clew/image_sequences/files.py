@@ -66,6 +66,12 @@ class FrameTable:
     """Time from a frame to its target, in units of `time`, or in frames if there is no `time`."""
 
     @property
+    def step(self) -> float | None:
+        """The usual time from a frame to the next, the median; None without times that grow."""
+        steps = np.diff([] if self.time is None else self.time)
+        return float(np.median(steps[steps > 0])) if (steps > 0).any() else None
+
+    @property
     def fingerprint(self) -> str:
         """Sixteen hex digits over all columns and the pixels of evenly spread frames."""
         digest = hashlib.sha256(repr((self.images.shape, self.scalar_names, self.unit)).encode())

@@ -46,6 +46,8 @@ class SequencesRecord(BaseModel):
     unit: str
     target_name: str
     scalar_names: tuple[str, ...]
+    step: float | None = None
+    """The usual time from a frame to the next; None without times, and in older runs."""
 
     @classmethod
     def read(cls, path: Path) -> "SequencesRecord":
@@ -106,6 +108,11 @@ def windows_to_predict(
     if table.unit and record.unit and table.unit != record.unit:
         raise DataError(
             f"{table.source}: the unit is {table.unit!r}; the model was trained on {record.unit!r}"
+        )
+    if table.step and record.step and not 0.5 < table.step / record.step < 2:
+        raise DataError(
+            f"{table.source}: a frame follows the one before it by {table.step:g} in `time`; "
+            f"expected about {record.step:g}, as the model was trained on"
         )
     used = record.scalar_names if config.scalars is None else config.scalars
     missing = [name for name in used if name not in table.scalar_names]

@@ -170,6 +170,7 @@ class SequenceRegression:
             "source": Path(table.source).name,
             "frames": list(table.images.shape),
             "unit": table.unit,
+            "step": table.step,
             "target_name": table.target_name,
             "scalar_names": list(table.scalar_names),
             "windows": {split: len(windows) for split, windows in self.splits.windows.items()},

@@ -189,7 +189,7 @@ def _breaks(table: FrameTable, *, max_gap: float | None, cross_groups: bool) -> 
         steps = np.diff(table.time)
         grows = steps > 0
         if max_gap is None:
-            max_gap = 1.5 * float(np.median(steps[grows])) if grows.any() else 0.0
+            max_gap = 1.5 * (table.step or 0.0)
         # For NaN times, both comparisons are false, so there is a break on both sides.
         breaks[1:] |= ~(grows & (steps <= max_gap))
     return breaks
