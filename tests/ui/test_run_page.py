@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
+from clew.ui.components.runs import forget_runs
 from clew.ui.views.run import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
@@ -75,6 +76,31 @@ def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:
     described = {names.TAG_NOTE: "for the *screen*", "reviewed": "yes, twice"}
     assert client.get_run(run_id).data.tags == before | described
     assert "for the *screen*" in shown(app).replace("\\", "")
+
+
+def test_two_people_describe_a_run_at_once(page: Open, fresh_many: Recorded) -> None:
+    run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
+    client.set_tag(run_id, "screen", "lung")
+    app = page("run", fresh_many.uri, id=run_id)
+    client.set_tag(run_id, "team", "blue")
+    client.set_tag(run_id, names.TAG_NOTE, "of somebody else")
+    forget_runs()
+
+    def save(description: str, tags: str) -> dict[str, str]:
+        for area, text in zip(app.text_area, (description, tags), strict=True):
+            area.set_value(text)
+        app.button(key="save-description").click().run()
+        found = client.get_run(run_id).data.tags
+        return {key: found[key] for key in (names.TAG_NOTE, "screen", "team") if key in found}
+
+    theirs = {names.TAG_NOTE: "of somebody else", "screen": "lung", "team": "blue"}
+    assert save("mine", "screen=colon") == theirs
+    assert app.error
+    assert app.text_area[0].value == "mine"
+    assert save(app.text_area[0].proto.default, "screen=colon") == theirs | {"screen": "colon"}
+    assert not app.error
+    assert app.text_area[0].value == "of somebody else"
+    assert "team=blue" in app.text_area[1].value
 
 
 def test_tags_of_several_lines_stay_as_they_are(page: Open, fresh_many: Recorded) -> None:

@@ -103,15 +103,21 @@ def _run(run: RunRecord) -> None:
 
 @basics.guarded("The description")
 def _describe(run: RunRecord) -> None:
+    key = f"described-{run.run_id}"
+    if "save-description" not in st.session_state:  # the page has just been opened
+        st.session_state.pop(key, None)
     with st.popover("Describe"), st.form("describe", border=False):
-        lines = [f"{key}={value}" for key, value in run_details.own_tags(run).items()]
-        description = st.text_area("Description", run.tags.get(names.TAG_NOTE, ""))
+        # What others change meanwhile must not replace what a person is writing.
+        seen: RunRecord = st.session_state.setdefault(key, run)
+        lines = [f"{name}={value}" for name, value in run_details.own_tags(seen).items()]
+        description = st.text_area("Description", seen.tags.get(names.TAG_NOTE, ""))
         typed = st.text_area("Tags", "\n".join(lines), help="One name=value in each line.")
         allowed = access.may("describe")
         if st.form_submit_button("Save", key="save-description", disabled=not allowed):
             access.authorize("describe")
             pairs = [line.partition("=") for line in typed.splitlines() if line.strip()]
-            run_details.describe_run(run, description, {k.strip(): v.strip() for k, _, v in pairs})
+            run_details.describe_run(seen, description, {k.strip(): v.strip() for k, _, v in pairs})
+            del st.session_state[key]
             runs.forget_runs()
             st.rerun()
 
