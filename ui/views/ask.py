@@ -8,13 +8,21 @@ import streamlit as st
 
 from clew import names
 from clew.errors import UsageError
-from clew.runs.reading.models import Entry, Learned, ModelNames, RegisteredModel, complete
+from clew.runs.reading.models import (
+    Entry,
+    Learned,
+    ModelNames,
+    RegisteredModel,
+    Version,
+    complete,
+)
 from clew.ui import access
 from clew.ui.components import answers, basics, jobs, runs, windows
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
 MODEL, MOST = "ask-model", "top"
+INVERSES = f"{names.PARAMETER_PREFIX}data.inverse_relations"
 CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
 ASK_NOW = "now"
@@ -48,7 +56,7 @@ def render() -> None:
         elif task == names.TASK_SEQUENCE_REGRESSION:
             _frames(model)
         else:
-            _graph(model, version.run_id if version is not None else "")
+            _graph(model, version)
 
 
 @basics.guarded("The text")
@@ -101,7 +109,7 @@ def _ask(
 
 
 @basics.guarded("The model's names")
-def _graph(model: RegisteredModel, champion_run: str) -> None:
+def _graph(model: RegisteredModel, version: Version | None) -> None:
     """Let a person ask, and show the answers.
 
     A link asks its question when it is opened, and again if its answer is gone.
@@ -110,11 +118,14 @@ def _graph(model: RegisteredModel, champion_run: str) -> None:
     is_opened = RELATION not in st.session_state and not basics.address("answer")
     linked = _is_gone() or (is_opened and basics.address("model") in ("", model.name))
     again = linked and access.may("ask")
-    asked = asked_question(runs.champion_uri(model), vocabulary, learned, again=again)
+    run, uri = version and version.run, runs.champion_uri(model)
+    if tails_only := run is not None and run.params.get(INVERSES) == "false":
+        learned = replace(learned, examples=tuple(each for each in learned.examples if each[0]))
+    asked = asked_question(uri, vocabulary, learned, again=again, tails_only=tails_only)
     if asked is not None:
         if not again:
             basics.write_address("why", None)
-        _ask(model, asked, champion_run=champion_run)
+        _ask(model, asked, champion_run=version.run_id if version is not None else "")
     with basics.guarded("The answer"):
         _answers(model, vocabulary, learned)
 
@@ -173,7 +184,12 @@ def _forget_answer() -> None:
 
 
 def asked_question(
-    model: str, vocabulary: ModelNames, learned: Learned, *, again: bool
+    model: str,
+    vocabulary: ModelNames,
+    learned: Learned,
+    *,
+    again: bool,
+    tails_only: bool = False,
 ) -> Question | None:
     """Let a person fill in a question; return it when it is complete, and after each change.
 
@@ -228,6 +244,9 @@ def asked_question(
         return Question(model, *start, level)
     changed = st.session_state.pop(CHANGED, False)
     asked = (head, relation, tail)
+    if tail and not head and tails_only:
+        basics.note("This model answers for tails only: it has no inverse relations. Give a head.")
+        return None
     if not (changed and (head or tail) and access.may("ask")):
         return None
     for key, value in zip("hrt", asked, strict=True):
