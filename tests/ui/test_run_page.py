@@ -55,6 +55,15 @@ def test_a_run_of_any_kind(page: Open, many: Recorded, name: str) -> None:
     assert many.runs[name] in shown(app)
 
 
+@pytest.mark.parametrize(("name", "has_model"), [("trace text", True), ("study", False)])
+def test_the_model_of_a_run_without_configuration(
+    page: Open, many: Recorded, name: str, has_model: bool
+) -> None:
+    app = page("run", many.uri, id=many.runs[name])
+    (said,) = (each.value for each in app.caption if "configuration" in each.value)
+    assert ("model" in said) == has_model
+
+
 def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:
     run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
     before = client.get_run(run_id).data.tags

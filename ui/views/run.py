@@ -368,7 +368,7 @@ def _files(run: RunRecord) -> None:
 def _configuration(run: RunRecord) -> None:
     keys = sorted(run.params)
     if not keys:
-        other = "" if run.is_foreign else "; the run of its model has one"
+        other = "; the run of its model has one" * (names.TAG_SOURCE_RUN in run.tags)
         basics.note(f"This run has no configuration{other}.")
         return
     settings = [key.removeprefix(names.PARAMETER_PREFIX) for key in keys]
