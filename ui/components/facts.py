@@ -23,7 +23,13 @@ from clew.runs.influence_forms import (
     SELF_INFLUENCE,
     Form,
 )
-from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
+from clew.runs.reading.explanation import (
+    ONE_RUN,
+    SharedExplanation,
+    html_report,
+    trapi_json,
+    triple_of,
+)
 from clew.runs.reading.facts import agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
@@ -207,8 +213,8 @@ def card(explanation: SharedExplanation) -> None:
 
 
 def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
-    """Say how far to trust an explanation: its label, and what a check of it found."""
-    basics.note(head.label.sentence)
+    """Say how far to trust an explanation: its label, its runs, and what a check of it found."""
+    basics.note(" ".join([head.label.sentence, *([] if head.model.runs else [ONE_RUN])]))
     if checked := verification_of(run_id, triple_of(test)):
         basics.note(checked.said[0])
 
