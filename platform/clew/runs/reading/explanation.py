@@ -317,7 +317,7 @@ def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Con
             name = str(row[f"{end}_id"])
             kind = explanation.kinds.get(name, "")
             node = {
-                "name": str(row[end]),
+                "name": str(row[end]).removesuffix(f" ({name})"),  # see `facts.distinct`
                 "categories": [biolink.category_of(kind) or biolink.NAMED_THING],
                 "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
             }
