@@ -1,5 +1,6 @@
 """The page of a run, with stores that commands filled."""
 
+import math
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
@@ -11,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
-from clew.ui.components.runs import forget_runs
+from clew.ui.components.runs import forget_runs, sparklines
 from clew.ui.views.run import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
@@ -62,6 +63,17 @@ def test_the_model_of_a_run_without_configuration(
     app = page("run", many.uri, id=many.runs[name])
     (said,) = (each.value for each in app.caption if "configuration" in each.value)
     assert ("model" in said) == has_model
+
+
+def test_trends_have_no_infinite_values(page: Open, fresh_many: Recorded) -> None:
+    run_id, key = fresh_many.runs["fp32 1"], "valid/mrr"
+    recorded = len(fresh_many.client.get_metric_history(run_id, key))
+    for step, value in enumerate((math.inf, math.nan), 10**6):
+        fresh_many.client.log_metric(run_id, key, value, step=step)
+    metrics = page("run", fresh_many.uri, id=run_id).dataframe[0].value
+    assert len(metrics["Trend"][0]) == recorded
+    trends = sparklines([find_run(run_id)])
+    assert len(trends[run_id]) == recorded
 
 
 def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:

@@ -13,7 +13,7 @@ from clew import names
 from clew.errors import ClewError
 from clew.runs import store
 from clew.runs.reading import search
-from clew.runs.reading.metrics import headline_key, metric_histories, run_histories
+from clew.runs.reading.metrics import finite, headline_key, metric_histories, run_histories
 from clew.runs.reading.models import (
     Learned,
     ModelNames,
@@ -184,7 +184,7 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     return {
         str(run_id): [float(value) for value in values] if len(values) > 1 else []
         for key, members in by_key.items()
-        for run_id, values in histories(members, key).groupby("run_id", sort=False)["value"]
+        for run_id, values in finite(histories(members, key)).groupby("run_id", sort=False)["value"]
     }
 
 
