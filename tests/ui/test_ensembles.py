@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from clew.runs.reading.explanation import ONE_RUN
+from clew.runs.reading.facts import ONE_RUN
 from clew.runs.reading.picture import PLAIN
 from clew.ui.components import graph
 from tests.recorded import Recorded

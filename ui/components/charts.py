@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from clew import names
-from clew.runs.reading.metrics import finite, number_text
+from clew.runs.reading.metrics import number_text
 from clew.ui.components import basics, glossary
 
 HEIGHT = 320
@@ -164,7 +164,7 @@ def curves(
     for their colours. `by_time` shows minutes since the run started instead of optimizer steps, or
     of a search's trials, by the `kind` of the runs. `logarithmic` leaves out what is not positive.
     """
-    frame = finite(frame.assign(minutes=frame["seconds"] / 60))
+    frame = frame[np.isfinite(frame["value"].astype(float))].assign(minutes=frame["seconds"] / 60)
     if logarithmic:
         frame = frame[frame["value"] > 0]
     counted, label = glossary.place_on_curve(key, kind), glossary.label(key)

@@ -8,14 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.errors import UsageError
-from clew.runs.reading.models import (
-    Entry,
-    Learned,
-    ModelNames,
-    RegisteredModel,
-    Version,
-    complete,
-)
+from clew.runs.reading.models import Entry, Learned, ModelNames, RegisteredModel, complete
 from clew.ui import access
 from clew.ui.components import answers, basics, jobs, runs, windows
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
@@ -56,7 +49,7 @@ def render() -> None:
         elif task == names.TASK_SEQUENCE_REGRESSION:
             _frames(model)
         else:
-            _graph(model, version)
+            _graph(model)
 
 
 @basics.guarded("The text")
@@ -109,7 +102,7 @@ def _ask(
 
 
 @basics.guarded("The model's names")
-def _graph(model: RegisteredModel, version: Version | None) -> None:
+def _graph(model: RegisteredModel) -> None:
     """Let a person ask, and show the answers.
 
     A link asks its question when it is opened, and again if its answer is gone.
@@ -118,10 +111,12 @@ def _graph(model: RegisteredModel, version: Version | None) -> None:
     is_opened = RELATION not in st.session_state and not basics.address("answer")
     linked = _is_gone() or (is_opened and basics.address("model") in ("", model.name))
     again = linked and access.may("ask")
-    run, uri = version and version.run, runs.champion_uri(model)
-    if tails_only := run is not None and run.params.get(INVERSES) == "false":
-        learned = replace(learned, examples=tuple(each for each in learned.examples if each[0]))
-    asked = asked_question(uri, vocabulary, learned, again=again, tails_only=tails_only)
+    version = runs.champion(model)
+    run = None if version is None else version.run
+    if run is not None and run.params.get(INVERSES) == "false":
+        fitting = tuple(each for each in learned.examples if each[0])
+        learned = replace(learned, examples=fitting, tails_only=True)
+    asked = asked_question(runs.champion_uri(model), vocabulary, learned, again=again)
     if asked is not None:
         if not again:
             basics.write_address("why", None)
@@ -184,12 +179,7 @@ def _forget_answer() -> None:
 
 
 def asked_question(
-    model: str,
-    vocabulary: ModelNames,
-    learned: Learned,
-    *,
-    again: bool,
-    tails_only: bool = False,
+    model: str, vocabulary: ModelNames, learned: Learned, *, again: bool
 ) -> Question | None:
     """Let a person fill in a question; return it when it is complete, and after each change.
 
@@ -244,7 +234,7 @@ def asked_question(
         return Question(model, *start, level)
     changed = st.session_state.pop(CHANGED, False)
     asked = (head, relation, tail)
-    if tail and not head and tails_only:
+    if tail and not head and learned.tails_only:
         basics.note("This model answers for tails only: it has no inverse relations. Give a head.")
         return None
     if not (changed and (head or tail) and access.may("ask")):

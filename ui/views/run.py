@@ -12,13 +12,7 @@ from clew import names
 from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading import run_details
-from clew.runs.reading.metrics import (
-    finite,
-    headline_key,
-    number_text,
-    pick_values,
-    whole_number,
-)
+from clew.runs.reading.metrics import headline_key, number_text, pick_values, whole_number
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, results, run_table, runs, tables
@@ -235,7 +229,7 @@ def _metrics(run: RunRecord) -> None:
     several = (key for key in keys if len(curves[key]) > 1 and group_of(key) != GROUPS["system"])
     wanted = basics.address("metric")
     chosen = wanted if wanted in keys else next(several, keys[0])
-    values = [finite(curves[key])["value"].astype(float).tolist() for key in keys]
+    values = [[*filter(math.isfinite, curves[key]["value"].astype(float))] for key in keys]
     trends = [value if len(value) > 1 else [] for value in values]
     small = TextColumn(width="small")
     better = TextColumn(width="small", help="If larger or smaller values are better.")

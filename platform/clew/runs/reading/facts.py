@@ -25,6 +25,10 @@ NOT_SEARCHED = (
     "This explanation is without paths: the training graph was not searched for them. Explain the "
     "triple again to see them."
 )
+ONE_RUN = (
+    "The scores come from one training run. With another random seed, some of the facts would be "
+    "different."
+)
 TOP = 10
 FACTS_TOLD = 4
 """Largest number of facts that are told and drawn between two entities of a path."""
@@ -120,21 +124,18 @@ def _path_of(path: PathRecord, ranks: Mapping[int, int], facts: Sequence[str]) -
 
 
 def distinct(triples: pd.DataFrame, known: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Return triples with its id behind each label that different entities, or relations, share.
+    """Return triples with its id behind each label that different terms share.
 
-    `known` has labels of other entities that are shown with the triples, by their ids.
+    `known` has labels of other terms that are shown with the triples, by their ids.
     """
-    for ends in (("head", "tail"), ("relation",)):
-        labels = dict(known or {}) if len(ends) == 2 else {}
-        for end in ends:
-            keys, texts = triples[f"{end}_id"].astype(str), triples[end].astype(str)
-            labels |= dict(zip(keys, texts, strict=True))
-        counts = Counter(labels.values())
-        said = {key: f"{label} ({key})" for key, label in labels.items() if counts[label] > 1}
-        for end in ends if said else ():
-            new = triples[f"{end}_id"].astype(str).map(said).fillna(triples[end].astype(str))
-            triples = triples.assign(**{end: new})
-    return triples
+    ends = ("head", "relation", "tail")
+    keys, texts = (triples[[end + of for end in ends]].astype(str) for of in ("_id", ""))
+    labels = dict(known or {})
+    labels |= dict(zip(keys.to_numpy().ravel(), texts.to_numpy().ravel(), strict=True))
+    counts = Counter(labels.values())
+    said = {key: f"{label} ({key})" for key, label in labels.items() if counts[label] > 1}
+    new = {end: keys[f"{end}_id"].map(said).fillna(texts[end]) for end in ends} if said else {}
+    return triples.assign(**new)
 
 
 def with_agreement(facts: pd.DataFrame, runs: int) -> pd.DataFrame:

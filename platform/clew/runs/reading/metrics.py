@@ -120,11 +120,6 @@ def thin(frame: pd.DataFrame, max_points: int = MAX_POINTS) -> pd.DataFrame:
     return frame.iloc[places]
 
 
-def finite(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return curves without the values that no picture can show: NaN, and infinite ones."""
-    return curves[np.isfinite(curves["value"].astype(float))]
-
-
 def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
     """Return the curves with `value` smoothed exponentially, separately for each run.
 
@@ -133,7 +128,7 @@ def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
     """
     if weight <= 0 or frame.empty:
         return frame
-    frame = finite(frame)
+    frame = frame[np.isfinite(frame["value"].astype(float))]
     smoothed = frame.groupby("run_id", sort=False)["value"].transform(
         lambda values: values.ewm(alpha=1 - weight, adjust=True).mean()
     )
@@ -181,7 +176,7 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
     total = whole_number(run.params.get(f"{TRAINING}num_epochs", ""))
     if not total:
         return None
-    curve = finite(curve[curve["value"] >= 0])
+    curve = curve[np.isfinite(curve["value"].astype(float)) & (curve["value"] >= 0)]
     if curve.empty:
         return EpochProgress(0.0, total, None)
     last = curve.iloc[-1]

@@ -112,7 +112,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     columns |= {c: rows[c] for c in [forms.TRAIN_INDEX_COLUMN] if c in rows}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
     test = rows[[*forms.TERM_COLUMNS[:6]]].head(1).astype(str).to_numpy().ravel().tolist()
-    return distinct(ranked(pd.DataFrame(columns)), dict(zip(test[::4], test[1::4], strict=True)))
+    return distinct(ranked(pd.DataFrame(columns)), dict(zip(test[::2], test[1::2], strict=True)))
 
 
 def read_paths(files: ReportFiles, test_index: int) -> Paths:
