@@ -173,6 +173,21 @@ def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started
     assert app.query_params["t"] == "steroid"
 
 
+def test_a_model_without_inverse_relations_is_not_asked_for_heads(
+    page: Open, fresh_many: Recorded, started: Started
+) -> None:
+    with fresh_many.database() as base:
+        base.execute("UPDATE params SET value = 'false' WHERE key = ?", (ask.INVERSES,))
+    app = page("ask", fresh_many.uri)
+    offered = [button.label for button in app.button if button.key.startswith("example")]
+    assert len(offered) == 2
+    assert not any(label.startswith("what") for label in offered)
+    app.selectbox(key="ask-tail").set_value("steroid").run()
+    assert not started.calls
+    app.selectbox(key="ask-head").set_value("eicosanoid").run()
+    assert [type(call) for call in started.calls] == [Question]
+
+
 def test_it_begins_with_three_questions_about_what_the_champion_learned(
     page: Open, many: Recorded, started: Started
 ) -> None:

@@ -1,6 +1,7 @@
 """The functions that build chart specifications: their marks, order and signs."""
 
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +21,7 @@ from clew.runs.influence_report import ReportModel
 from clew.runs.reading import comparison, picture, picture_layout
 from clew.runs.reading.explanation import SharedExplanation
 from clew.runs.reading.facts import Paths
+from clew.runs.reading.metrics import smooth
 from clew.runs.reading.reports import ReportHead
 from clew.ui.components import basics, charts, comparison_table, graph
 from clew.ui.components.comparison_table import points as points_of
@@ -143,6 +145,11 @@ def test_curves(by_time: bool, field: str) -> None:
     assert spec["encoding"]["color"]["scale"]["domain"] == ["y", "x"]
     assert {row["minutes"] for row in spec["data"]["values"]} == {1.0, 2.0}
     assert spec["encoding"]["x"]["title"] == ("Minutes" if by_time else "Optimizer step")
+    overflowed = frame.assign(value=[math.inf, math.nan, 2.0])
+    spec = checked(charts.curves(overflowed, key="train/loss", order=["y"], by_time=by_time))
+    assert [row["value"] for row in spec["data"]["values"]] == [2.0]
+    smoothed = smooth(overflowed.assign(value=[1.0, math.inf, 2.0], run_id="a"), 0.5)
+    assert np.isfinite(smoothed["value"]).all()
     logarithmic = charts.curves(
         frame, key="train/loss", order=["x"], by_time=by_time, logarithmic=True
     )

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from clew.runs.reading.facts import ONE_RUN
 from clew.runs.reading.picture import PLAIN
 from clew.ui.components import graph
 from tests.recorded import Recorded
@@ -40,6 +41,7 @@ def test_disputed_facts_are_grey_in_table_and_graph(
     assert PLAIN.colour.lower() in styles.lower()
     assert coloured == set(grey)
     assert "on the sign of" in shown(app)
+    assert ONE_RUN not in shown(app)
     assert "runs disagree" in given["legend"]
     for svg in ElementTree.fromstring(f"<div>{given['drawn']}</div>"):
         assert grey_lines(ElementTree.tostring(svg, encoding="unicode"))
@@ -51,3 +53,4 @@ def test_one_run_has_nothing_grey(page: Open, recorded: Recorded) -> None:
     assert "Runs agree" not in table.value
     assert not table.proto.arrow_data.styler.styles
     assert "on the sign of" not in shown(app)
+    assert ONE_RUN in shown(app)

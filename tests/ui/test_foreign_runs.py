@@ -87,7 +87,7 @@ def test_nothing_offers_to_repeat_it(made: Callable[..., Run], page: Open, empty
     run_id = made("FINISHED", params={"lr": "0.01"}, metrics={"loss": [1.0]}).info.run_id
     MlflowClient(empty).log_text(run_id, "lr: 0.01", names.ARTIFACT_CONFIG_YAML)
     run = find_run(run_id)
-    assert run.is_foreign
+    assert names.TAG_KIND not in run.tags
     assert repeating_commands(run) == ""
     app = page("run", empty, id=run_id)
     assert "clew train" not in shown(app)

@@ -1,5 +1,6 @@
 """The page of a run, with stores that commands filled."""
 
+import math
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
@@ -11,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
+from clew.ui.components.runs import forget_runs, sparklines
 from clew.ui.views.run import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
@@ -54,6 +56,26 @@ def test_a_run_of_any_kind(page: Open, many: Recorded, name: str) -> None:
     assert many.runs[name] in shown(app)
 
 
+@pytest.mark.parametrize(("name", "has_model"), [("trace text", True), ("study", False)])
+def test_the_model_of_a_run_without_configuration(
+    page: Open, many: Recorded, name: str, has_model: bool
+) -> None:
+    app = page("run", many.uri, id=many.runs[name])
+    (said,) = (each.value for each in app.caption if "configuration" in each.value)
+    assert ("model" in said) == has_model
+
+
+def test_trends_have_no_infinite_values(page: Open, fresh_many: Recorded) -> None:
+    run_id, key = fresh_many.runs["fp32 1"], "valid/mrr"
+    recorded = len(fresh_many.client.get_metric_history(run_id, key))
+    for step, value in enumerate((math.inf, math.nan), 10**6):
+        fresh_many.client.log_metric(run_id, key, value, step=step)
+    metrics = page("run", fresh_many.uri, id=run_id).dataframe[0].value
+    assert len(metrics["Trend"][0]) == recorded
+    trends = sparklines([find_run(run_id)])
+    assert len(trends[run_id]) == recorded
+
+
 def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:
     run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
     before = client.get_run(run_id).data.tags
@@ -75,6 +97,31 @@ def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:
     described = {names.TAG_NOTE: "for the *screen*", "reviewed": "yes, twice"}
     assert client.get_run(run_id).data.tags == before | described
     assert "for the *screen*" in shown(app).replace("\\", "")
+
+
+def test_two_people_describe_a_run_at_once(page: Open, fresh_many: Recorded) -> None:
+    run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
+    client.set_tag(run_id, "screen", "lung")
+    app = page("run", fresh_many.uri, id=run_id)
+    client.set_tag(run_id, "team", "blue")
+    client.set_tag(run_id, names.TAG_NOTE, "of somebody else")
+    forget_runs()
+
+    def save(description: str, tags: str) -> dict[str, str]:
+        for area, text in zip(app.text_area, (description, tags), strict=True):
+            area.set_value(text)
+        app.button(key="save-description").click().run()
+        found = client.get_run(run_id).data.tags
+        return {key: found[key] for key in (names.TAG_NOTE, "screen", "team") if key in found}
+
+    theirs = {names.TAG_NOTE: "of somebody else", "screen": "lung", "team": "blue"}
+    assert save("mine", "screen=colon") == theirs
+    assert app.error
+    assert app.text_area[0].value == "mine"
+    assert save(app.text_area[0].proto.default, "screen=colon") == theirs | {"screen": "colon"}
+    assert not app.error
+    assert app.text_area[0].value == "of somebody else"
+    assert "team=blue" in app.text_area[1].value
 
 
 def test_tags_of_several_lines_stay_as_they_are(page: Open, fresh_many: Recorded) -> None:

@@ -164,7 +164,7 @@ def curves(
     for their colours. `by_time` shows minutes since the run started instead of optimizer steps, or
     of a search's trials, by the `kind` of the runs. `logarithmic` leaves out what is not positive.
     """
-    frame = frame.assign(minutes=frame["seconds"] / 60)
+    frame = frame[np.isfinite(frame["value"].astype(float))].assign(minutes=frame["seconds"] / 60)
     if logarithmic:
         frame = frame[frame["value"] > 0]
     counted, label = glossary.place_on_curve(key, kind), glossary.label(key)

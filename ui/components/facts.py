@@ -16,15 +16,9 @@ from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.biolink import is_denied
 from clew.names import SETTING_BEST, model_notes
-from clew.runs.influence_forms import (
-    CHECKPOINT_PREFIX,
-    DISPUTED_COLUMN,
-    PART_PREFIX,
-    SELF_INFLUENCE,
-    Form,
-)
+from clew.runs import influence_forms as forms
 from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
-from clew.runs.reading.facts import agreement_of, answer, evidence, scored, summary
+from clew.runs.reading.facts import ONE_RUN, agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
 from clew.runs.validation_record import Measured
@@ -81,7 +75,9 @@ def select(place: int | None) -> None:
     st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
 
 
-def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None, key: str) -> None:
+def table(
+    facts: pd.DataFrame, column: str, form: forms.Form, *, fall: Measured | None, key: str
+) -> None:
     """Show the facts in a table; a click on a row selects its fact."""
     shown, score = strongest(facts, column, MAX_ROWS), glossary.score(column, form)
     values = shown[column].to_numpy(float)
@@ -104,7 +100,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
         spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)
         columns |= {"Runs agree": (shown["agreement"], agree), "Spread": (shown["spread"], spread)}
-        grey = shown[DISPUTED_COLUMN].tolist()
+        grey = shown[forms.DISPUTED_COLUMN].tolist()
     tables.tick_one(
         columns,
         [int(place) for place in shown["place"]],
@@ -122,7 +118,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
     tables.export(facts, "facts.csv")
 
 
-def details(facts: pd.DataFrame, column: str, form: Form) -> None:
+def details(facts: pd.DataFrame, column: str, form: forms.Form) -> None:
     place = selected(facts)
     if place is None:
         st.caption("Click an edge of the graph or tick a row to see details of one fact.")
@@ -134,7 +130,7 @@ def details(facts: pd.DataFrame, column: str, form: Form) -> None:
     splits(row, form)
 
 
-def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
+def effect(row: pd.Series, column: str, form: forms.Form, *, of: str) -> Markup:
     """Return in words how a fact or a window changed a prediction, or whatever `of` names."""
     value = float(row[column])
     symbol = basics.sign_symbol(value)
@@ -148,11 +144,11 @@ def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
     return basics.fill(_EFFECT, kind=kind, symbol=symbol, effect=said, rank=rank, **score)
 
 
-def splits(row: pd.Series, form: Form) -> None:
-    by = ((PART_PREFIX, "part of the model"), (CHECKPOINT_PREFIX, "checkpoint"))
+def splits(row: pd.Series, form: forms.Form) -> None:
+    by = ((forms.PART_PREFIX, "part of the model"), (forms.CHECKPOINT_PREFIX, "checkpoint"))
     for place, (prefix, called) in zip(st.columns(2), by, strict=True):
         found = [str(column) for column in row.index if str(column).startswith(prefix)]
-        if prefix == CHECKPOINT_PREFIX:
+        if prefix == forms.CHECKPOINT_PREFIX:
             found.sort(key=lambda column: int(column.removeprefix(prefix) or 0))
         if found:
             title = f"{form.heading} by {called}"
@@ -176,7 +172,7 @@ def card(explanation: SharedExplanation) -> None:
     numbers = [
         ("rank", test["rank"], glossary.RANK),
         ("model's score", test["score"], glossary.SCORE),
-        (head.form.self_heading.lower(), test["self_influence"], SELF_INFLUENCE),
+        (head.form.self_heading.lower(), test["self_influence"], forms.SELF_INFLUENCE),
         ("checkpoints", len(head.model.checkpoints) or math.nan, CHECKPOINTS),
     ]
     spans = [
@@ -207,8 +203,8 @@ def card(explanation: SharedExplanation) -> None:
 
 
 def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
-    """Say how far to trust an explanation: its label, and what a check of it found."""
-    basics.note(head.label.sentence)
+    """Say how far to trust an explanation: its label, its runs, and what a check of it found."""
+    basics.note(" ".join([head.label.sentence, *([] if head.model.runs else [ONE_RUN])]))
     if checked := verification_of(run_id, triple_of(test)):
         basics.note(checked.said[0])
 

@@ -15,16 +15,7 @@ from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import STATES, RunQuery
 from clew.ui.components import basics, glossary
-from clew.ui.components.runs import (
-    PAGE_SIZE,
-    experiments,
-    known_keys,
-    name_of,
-    number_of_runs,
-    runs_page,
-    sparklines,
-    variants_of,
-)
+from clew.ui.components import runs as stored
 from clew.ui.components.tables import Columns, seconds_text, ticked, utc, with_values
 
 MAX_HEIGHT = 560
@@ -52,7 +43,7 @@ SEARCH_HELP = (
 
 def experiment() -> tuple[str, ...]:
     """Let a person choose an experiment; return its id, empty for all of them."""
-    found = experiments()
+    found = stored.experiments()
     options, about = [ALL, *found], "A named set of runs."
     chosen = st.selectbox("Experiment", options, key="experiment", bind="query-params", help=about)
     return (found[chosen],) if chosen in found else ()
@@ -128,10 +119,10 @@ def run_table(
     chosen: Sequence[str] = (),
 ) -> Columns:
     """Return the table of the runs with the `chosen` columns, without those that have no value."""
-    variants, apart = variants_of(runs), _differences(runs)
+    variants, apart = stored.variants_of(runs), _differences(runs)
     texts = {
         "State": [f"{basics.STATE_SYMBOLS[state]} {state}" for state in map(state_of, runs)],
-        "Run": [name_of(run) for run in runs],
+        "Run": [stored.name_of(run) for run in runs],
         "Differs in": [apart[run.run_id] for run in runs],
         "Kind": [run.tags.get(names.TAG_KIND, "") for run in runs],
         "Variant": [variants[run.run_id] for run in runs],
@@ -193,7 +184,7 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     If no run matches, or the search cannot be understood, show a message and return None.
     """
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    keys = known_keys()
+    keys = stored.known_keys()
     every, about = sorted(keys.metrics | keys.params | keys.tags), "any metric, setting or tag"
     usual = [key for key in comparison.COST_METRICS if key in keys.metrics]
     chosen = left.multiselect(
@@ -201,13 +192,13 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     )
     about = "Runs that differ only in seed are one row: mean ± standard deviation over the seeds."
     grouped = right.toggle("Seeds in one row", key="rows", bind="query-params", help=about)
-    size = GROUP_PAGE if grouped else PAGE_SIZE
+    size = GROUP_PAGE if grouped else stored.PAGE_SIZE
     state = f"{key}-page-{size}-{query}"  # each search has its own page
     try:
-        page = runs_page(query, st.session_state.setdefault(state, 0), size=size)
+        page = stored.runs_page(query, st.session_state.setdefault(state, 0), size=size)
         if not page.runs and page.offset:  # runs have ended or been deleted since
             st.session_state[state] = 0
-            page = runs_page(query, size=size)
+            page = stored.runs_page(query, size=size)
     except UsageError as error:
         basics.show('<p class="clew-against" role="alert">{said}</p>', said=error)
         return None
@@ -222,7 +213,7 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
         rows = [list(group.run_ids) for group in groups]
         table = group_table(groups, {run.run_id: run for run in page.runs}, chosen)
     else:
-        table = run_table(page.runs, sparklines(page.runs) if trends else None, chosen)
+        table = run_table(page.runs, stored.sparklines(page.runs) if trends else None, chosen)
     own = f"{key}-{hash(str(rows))}"
     marked = ticked(table, rows, key=own, several=True, most=MAX_HEIGHT, alt="Runs")
 
@@ -230,7 +221,7 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
         st.session_state[state] = max(0, st.session_state.get(state, 0) + by)
 
     begin, end = page.offset + 1, page.offset + len(page.runs)
-    total = number_of_runs(query) if page.more else end
+    total = stored.number_of_runs(query) if page.more else end
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("◀ Back", f"{key}-newer", on_click=turn, args=(-1,), disabled=not page.offset)
         st.button("Next ▶", f"{key}-older", on_click=turn, args=(1,), disabled=not page.more)
@@ -243,10 +234,10 @@ def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]
 
     The run in `linked` has a line too, even if it is older than the list.
     """
-    variants = variants_of(runs)
+    variants = stored.variants_of(runs)
     labels = {}
     for run in runs:
         data, started = run.tags.get(names.TAG_DATASET, ""), f"{utc(run.started_ms):%Y-%m-%d %H:%M}"
-        parts = (name_of(run), variants[run.run_id], data, started)
+        parts = (stored.name_of(run), variants[run.run_id], data, started)
         labels[run.run_id] = " · ".join(filter(None, parts))
     return labels | ({linked: f"run {linked}"} if linked and linked not in labels else {})

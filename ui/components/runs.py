@@ -3,6 +3,7 @@
 The dashboard uses one store as long as it runs, so cache keys do not include the store's address.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,19 +13,9 @@ import streamlit as st
 from clew import names
 from clew.errors import ClewError
 from clew.runs import store
+from clew.runs.reading import models as registry
 from clew.runs.reading import search
 from clew.runs.reading.metrics import headline_key, metric_histories, run_histories
-from clew.runs.reading.models import (
-    Learned,
-    ModelNames,
-    RegisteredModel,
-    Version,
-    list_models,
-    list_versions,
-    read_learned,
-    read_version_vocabulary,
-    read_vocabulary,
-)
 from clew.runs.reading.run_details import lineage, list_data, list_files
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import Keys
@@ -42,10 +33,10 @@ curves_of = for_seconds(run_histories)
 files_of = for_seconds(list_files)
 lineage_of = for_seconds(lineage)
 data_of = for_a_minute(list_data)
-versions = for_seconds(list_versions)
+versions = for_seconds(registry.list_versions)
 """A model's versions, the latest first."""
-vocabulary = for_all_sessions(read_vocabulary)
-_learned = for_all_sessions(read_learned)  # by version, whose triples never change
+vocabulary = for_all_sessions(registry.read_vocabulary)
+_learned = for_all_sessions(registry.read_learned)  # by version, whose triples never change
 
 
 def store_exists() -> bool:
@@ -182,7 +173,7 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     for run in runs:
         by_key.setdefault(headline_key(run), []).append(run)
     return {
-        str(run_id): [float(value) for value in values] if len(values) > 1 else []
+        str(run_id): [*filter(math.isfinite, map(float, values))] if len(values) > 1 else []
         for key, members in by_key.items()
         for run_id, values in histories(members, key).groupby("run_id", sort=False)["value"]
     }
@@ -194,29 +185,29 @@ def known_keys() -> Keys:
 
 
 @for_seconds
-def models() -> list[RegisteredModel]:
-    return list_models() if store_exists() else []
+def models() -> list[registry.RegisteredModel]:
+    return registry.list_models() if store_exists() else []
 
 
 @for_all_sessions
-def champion_vocabulary(model: RegisteredModel) -> ModelNames:
+def champion_vocabulary(model: registry.RegisteredModel) -> registry.ModelNames:
     assert model.champion is not None
-    return read_version_vocabulary(model, model.champion)
+    return registry.read_version_vocabulary(model, model.champion)
 
 
-def champion(model: RegisteredModel) -> Version | None:
+def champion(model: registry.RegisteredModel) -> registry.Version | None:
     """Return the version that has the alias `champion`, None if none has."""
     return next((version for version in versions(model) if version.version == model.champion), None)
 
 
-def champion_uri(model: RegisteredModel) -> str:
+def champion_uri(model: registry.RegisteredModel) -> str:
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
-def learned(model: RegisteredModel) -> Learned:
+def learned(model: registry.RegisteredModel) -> registry.Learned:
     """Return what the champion keeps of its training triples, nothing if it keeps none."""
     try:
         assert model.champion is not None
         return _learned(model, model.champion)
     except ClewError:
-        return Learned((), {})
+        return registry.Learned((), {})

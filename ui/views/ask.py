@@ -15,6 +15,7 @@ from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
 MODEL, MOST = "ask-model", "top"
+INVERSES = f"{names.PARAMETER_PREFIX}data.inverse_relations"
 CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
 ASK_NOW = "now"
@@ -48,7 +49,7 @@ def render() -> None:
         elif task == names.TASK_SEQUENCE_REGRESSION:
             _frames(model)
         else:
-            _graph(model, version.run_id if version is not None else "")
+            _graph(model)
 
 
 @basics.guarded("The text")
@@ -101,7 +102,7 @@ def _ask(
 
 
 @basics.guarded("The model's names")
-def _graph(model: RegisteredModel, champion_run: str) -> None:
+def _graph(model: RegisteredModel) -> None:
     """Let a person ask, and show the answers.
 
     A link asks its question when it is opened, and again if its answer is gone.
@@ -110,11 +111,16 @@ def _graph(model: RegisteredModel, champion_run: str) -> None:
     is_opened = RELATION not in st.session_state and not basics.address("answer")
     linked = _is_gone() or (is_opened and basics.address("model") in ("", model.name))
     again = linked and access.may("ask")
+    version = runs.champion(model)
+    run = None if version is None else version.run
+    if run is not None and run.params.get(INVERSES) == "false":
+        fitting = tuple(each for each in learned.examples if each[0])
+        learned = replace(learned, examples=fitting, tails_only=True)
     asked = asked_question(runs.champion_uri(model), vocabulary, learned, again=again)
     if asked is not None:
         if not again:
             basics.write_address("why", None)
-        _ask(model, asked, champion_run=champion_run)
+        _ask(model, asked, champion_run=version.run_id if version is not None else "")
     with basics.guarded("The answer"):
         _answers(model, vocabulary, learned)
 
@@ -228,6 +234,9 @@ def asked_question(
         return Question(model, *start, level)
     changed = st.session_state.pop(CHANGED, False)
     asked = (head, relation, tail)
+    if tail and not head and learned.tails_only:
+        basics.note("This model answers for tails only: it has no inverse relations. Give a head.")
+        return None
     if not (changed and (head or tail) and access.may("ask")):
         return None
     for key, value in zip("hrt", asked, strict=True):

@@ -103,15 +103,21 @@ def _run(run: RunRecord) -> None:
 
 @basics.guarded("The description")
 def _describe(run: RunRecord) -> None:
+    key = f"described-{run.run_id}"
+    if "save-description" not in st.session_state:  # the page has just been opened
+        st.session_state.pop(key, None)
     with st.popover("Describe"), st.form("describe", border=False):
-        lines = [f"{key}={value}" for key, value in run_details.own_tags(run).items()]
-        description = st.text_area("Description", run.tags.get(names.TAG_NOTE, ""))
+        # What others change meanwhile must not replace what a person is writing.
+        seen: RunRecord = st.session_state.setdefault(key, run)
+        lines = [f"{name}={value}" for name, value in run_details.own_tags(seen).items()]
+        description = st.text_area("Description", seen.tags.get(names.TAG_NOTE, ""))
         typed = st.text_area("Tags", "\n".join(lines), help="One name=value in each line.")
         allowed = access.may("describe")
         if st.form_submit_button("Save", key="save-description", disabled=not allowed):
             access.authorize("describe")
             pairs = [line.partition("=") for line in typed.splitlines() if line.strip()]
-            run_details.describe_run(run, description, {k.strip(): v.strip() for k, _, v in pairs})
+            run_details.describe_run(seen, description, {k.strip(): v.strip() for k, _, v in pairs})
+            del st.session_state[key]
             runs.forget_runs()
             st.rerun()
 
@@ -223,7 +229,7 @@ def _metrics(run: RunRecord) -> None:
     several = (key for key in keys if len(curves[key]) > 1 and group_of(key) != GROUPS["system"])
     wanted = basics.address("metric")
     chosen = wanted if wanted in keys else next(several, keys[0])
-    values = [curves[key]["value"].astype(float).tolist() for key in keys]
+    values = [[*filter(math.isfinite, curves[key]["value"].astype(float))] for key in keys]
     trends = [value if len(value) > 1 else [] for value in values]
     small = TextColumn(width="small")
     better = TextColumn(width="small", help="If larger or smaller values are better.")
@@ -362,7 +368,7 @@ def _files(run: RunRecord) -> None:
 def _configuration(run: RunRecord) -> None:
     keys = sorted(run.params)
     if not keys:
-        other = "" if run.is_foreign else "; the run of its model has one"
+        other = "; the run of its model has one" * (names.TAG_SOURCE_RUN in run.tags)
         basics.note(f"This run has no configuration{other}.")
         return
     settings = [key.removeprefix(names.PARAMETER_PREFIX) for key in keys]

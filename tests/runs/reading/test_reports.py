@@ -18,11 +18,12 @@ from clew.runs.influence_report import (
     read_influence_json,
     read_influence_outline,
 )
+from clew.runs.reading.explanation import SharedExplanation, trapi_json
 from clew.runs.reading.facts import agreement
-from clew.runs.reading.reports import ReportFiles, read_facts, read_head
+from clew.runs.reading.reports import ReportFiles, read_facts, read_head, read_paths
+from tests.recorded import HOSTILE, Recorded
 from tests.recorded import NUM_HOSTILE_FACTS as NUM_PAIRS
 from tests.recorded import NUM_HOSTILE_TESTS as NUM_TESTS
-from tests.recorded import Recorded
 
 
 @pytest.fixture
@@ -62,6 +63,25 @@ def test_parts_and_checkpoints_add_up(files: ReportFiles) -> None:
         split = facts[[c for c in facts.columns if c.startswith(prefix)]]
         assert split.shape[1] > 3
         np.testing.assert_allclose(split.sum(axis=1), facts["influence"], atol=1e-8)
+
+
+def test_entities_of_one_label_are_told_apart(files: ReportFiles, tmp_path: Path) -> None:
+    assert files.json is not None
+    same, path = {name: {"id": name, "label": "TNF"} for name in HOSTILE[:2]}, tmp_path / "one.json"
+    told = json.loads(files.json.read_bytes(), object_hook=lambda o: same.get(o.get("id"), o))
+    path.write_text(json.dumps(told), encoding="utf-8")
+    one, wanted = ReportFiles(json=path), {f"TNF ({name})" for name in same}
+    facts, paths, test = read_facts(one, 0), read_paths(one, 0), read_head(one).tests.loc[0]
+    for rows in (facts, paths.facts):
+        ends = {*rows["head"], *rows["tail"]}
+        assert wanted <= ends
+        assert "TNF" not in ends
+        assert len(ends) == len({*rows["head_id"], *rows["tail_id"]})
+    assert {test["head"], test["tail"]} == wanted
+    assert all(name in step for name in same for step in [paths.found[0].sentence])
+    found = SharedExplanation(test, facts, paths, read_head(one))
+    nodes = json.loads(trapi_json(found))["message"]["knowledge_graph"]["nodes"]
+    assert [node["name"] for node in nodes.values()].count("TNF") == len(same)
 
 
 def test_facts_are_ordered(files: ReportFiles) -> None:

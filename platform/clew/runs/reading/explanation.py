@@ -30,6 +30,7 @@ from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import reports
 from clew.runs.reading.disagreements import decision_on
 from clew.runs.reading.facts import (
+    ONE_RUN,
     TRAIN_KEY,
     FactPath,
     Paths,
@@ -55,10 +56,6 @@ NUM_FACTS = 25
 NO_PROOF = (
     "Influence estimates which training facts changed the model's prediction. It does not show why "
     "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
-)
-ONE_RUN = (
-    "The scores come from one training run. With another random seed, some of the facts would be "
-    "different."
 )
 TRAPI_VERSION = "1.5.0"
 RESOURCE = "infores:clew"
@@ -317,7 +314,7 @@ def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Con
             name = str(row[f"{end}_id"])
             kind = explanation.kinds.get(name, "")
             node = {
-                "name": str(row[end]),
+                "name": str(row[end]).removesuffix(f" ({name})"),  # see `facts.distinct`
                 "categories": [biolink.category_of(kind) or biolink.NAMED_THING],
                 "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
             }

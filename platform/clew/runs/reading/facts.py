@@ -6,6 +6,7 @@ They read no files and have no side effects.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail
 NOT_SEARCHED = (
     "This explanation is without paths: the training graph was not searched for them. Explain the "
     "triple again to see them."
+)
+ONE_RUN = (
+    "The scores come from one training run. With another random seed, some of the facts would be "
+    "different."
 )
 TOP = 10
 FACTS_TOLD = 4
@@ -89,21 +94,22 @@ def paths_of(searched: FoundPaths | None, runs: int = 0) -> Paths:
     ranks = {fact.train_index: rank for rank, fact in enumerate(order, 1)}
     rows = [(*texts_of(fact.train), fact.influence, fact.train_index) for fact in order]
     frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence", forms.TRAIN_INDEX_COLUMN])
-    frame = frame.astype({"influence": float})
+    frame = distinct(frame.astype({"influence": float}))
+    said = [*map(" ".join, zip(frame["head"], frame["relation"], frame["tail"], strict=True))]
     if runs:
         counts = np.array([fact.runs_agreeing for fact in order], float)
         frame = with_agreement(frame.assign(**{forms.AGREEING_COLUMN: counts}), runs)
     places = np.arange(1, len(frame) + 1)
-    found = tuple(_path_of(path, ranks) for path in records)
-    said = searched.sentence if searched else NOT_SEARCHED
-    return Paths(frame.assign(place=places, rank=places), found, said)
+    found = tuple(_path_of(path, ranks, said) for path in records)
+    sentence = searched.sentence if searched else NOT_SEARCHED
+    return Paths(frame.assign(place=places, rank=places), found, sentence)
 
 
-def _path_of(path: PathRecord, ranks: Mapping[int, int]) -> FactPath:
+def _path_of(path: PathRecord, ranks: Mapping[int, int], facts: Sequence[str]) -> FactPath:
     every, texts, total = [*itertools.chain(*path.steps)], [], 0
     for step, count, least in path.numbers:
         total += count
-        told = [" ".join(texts_of(fact.train)[1::2]) for fact in step[:FACTS_TOLD]]
+        told = [facts[ranks[fact.train_index] - 1] for fact in step[:FACTS_TOLD]]
         more = count - len(told)
         ending = f" and {least}{more:,} more" if more else " and possibly more" if least else ""
         texts.append(spaced(" and ".join(told)) + ending)
@@ -115,6 +121,21 @@ def _path_of(path: PathRecord, ranks: Mapping[int, int]) -> FactPath:
         told=tuple(ranks[fact.train_index] for step in path.steps for fact in step[:FACTS_TOLD]),
         of="" if path.is_whole else f" of {len(every):,} of {least}{total:,} facts",
     )
+
+
+def distinct(triples: pd.DataFrame, known: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Return triples with its id behind each label that different terms share.
+
+    `known` has labels of other terms that are shown with the triples, by their ids.
+    """
+    ends = ("head", "relation", "tail")
+    keys, texts = (triples[[end + of for end in ends]].astype(str) for of in ("_id", ""))
+    labels = dict(known or {})
+    labels |= dict(zip(keys.to_numpy().ravel(), texts.to_numpy().ravel(), strict=True))
+    counts = Counter(labels.values())
+    said = {key: f"{label} ({key})" for key, label in labels.items() if counts[label] > 1}
+    new = {end: keys[f"{end}_id"].map(said).fillna(texts[end]) for end in ends} if said else {}
+    return triples.assign(**new)
 
 
 def with_agreement(facts: pd.DataFrame, runs: int) -> pd.DataFrame:

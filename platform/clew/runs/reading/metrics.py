@@ -128,6 +128,7 @@ def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
     """
     if weight <= 0 or frame.empty:
         return frame
+    frame = frame[np.isfinite(frame["value"].astype(float))]
     smoothed = frame.groupby("run_id", sort=False)["value"].transform(
         lambda values: values.ewm(alpha=1 - weight, adjust=True).mean()
     )

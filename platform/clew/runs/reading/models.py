@@ -171,6 +171,8 @@ class Learned:
     tails, the second for heads, the third about a whole triple. What is asked for is empty."""
     uses: Mapping[str, Mapping[End, Mapping[str, int]]]
     """By relation and end, how often it has an entity of each kind; empty: the kind is unknown."""
+    tails_only: bool = False
+    """Whether the version is known to answer no questions for heads."""
 
     def number(self, relation: str, **kinds: str) -> int:
         """Return how often a relation has ends of the given kinds; without kinds, its facts."""

@@ -21,7 +21,7 @@ from clew.errors import DataError, TrackingError
 from clew.input_files import columns_of, read_columns
 from clew.runs import influence_forms as forms
 from clew.runs import influence_report, store, window_report
-from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
+from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, distinct, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.untrusted import read_limited
 
@@ -82,7 +82,7 @@ def read_head(files: ReportFiles) -> ReportHead:
         )
     report = influence_report.read_influence_outline(files.json)
     rows = [(*texts_of(t.test), *(getattr(t, name) for name in OF_TEST)) for t in report.tests]
-    tests = pd.DataFrame(rows, columns=list(TEST_COLUMNS))
+    tests = distinct(pd.DataFrame(rows, columns=list(TEST_COLUMNS)))
     frame = {each.name: getattr(report, each.name) for each in fields(influence_report.ReportFrame)}
     return ReportHead(**frame, tests=tests)
 
@@ -92,7 +92,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
 
     The columns are `TRIPLE_COLUMNS`, `place`, `rank`, `influence`, and `part_*` and `checkpoint_*`
     as in the Parquet file. `cosine`, `spread`, `runs_agreeing`, `counterpart` and `train_index` are
-    present if the file has them.
+    present if the file has them. Labels are `distinct`.
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
     """
     if files.parquet is not None:
@@ -111,7 +111,8 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     columns |= {c: rows[c].astype(str) for c in [forms.COUNTERPART_COLUMN] if c in rows}
     columns |= {c: rows[c] for c in [forms.TRAIN_INDEX_COLUMN] if c in rows}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
-    return ranked(pd.DataFrame(columns))
+    test = rows[[*forms.TERM_COLUMNS[:6]]].head(1).astype(str).to_numpy().ravel().tolist()
+    return distinct(ranked(pd.DataFrame(columns)), dict(zip(test[::2], test[1::2], strict=True)))
 
 
 def read_paths(files: ReportFiles, test_index: int) -> Paths:

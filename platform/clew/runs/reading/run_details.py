@@ -27,7 +27,7 @@ from clew.runs import store
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading.models import Version, version_of
-from clew.runs.reading.runs import RunRecord, client, fetched, read_record
+from clew.runs.reading.runs import RunRecord, client, fetched, find_run, read_record
 from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 from clew.runs.validation_record import ScoreSettings, ValidationRecord, ValidationSummary
 from clew.spreadsheets import changed, restored
@@ -169,22 +169,28 @@ def own_tags(run: RunRecord) -> dict[str, str]:
     return {key: value for key, value in own.items() if len(value.splitlines()) < 2}
 
 
-def describe_run(run: RunRecord, description: str, tags: Mapping[str, str]) -> None:
-    """Replace a run's description and the tags that people gave it.
+def describe_run(seen: RunRecord, description: str, tags: Mapping[str, str]) -> None:
+    """Change a run's description and the tags that people gave it where they differ from `seen`.
 
     Raises:
-        ConfigError: A tag has a name that programs use.
+        ConfigError: A tag has a name that programs use, or somebody has changed the same since.
     """
     for key in tags:
         if not key or key.startswith(PROGRAMS_TAGS):
             raise ConfigError(f"tag {quoted(key)} is empty or a program's; choose another name")
-    with store.using(f"describing run {run.run_id}"):
-        connected = client()
-        connected.set_tag(run.run_id, names.TAG_NOTE, description)
-        for key, value in tags.items():
-            connected.set_tag(run.run_id, key, value)
-        for key in own_tags(run).keys() - tags.keys():
-            connected.delete_tag(run.run_id, key)
+    note, now = names.TAG_NOTE, find_run(seen.run_id).tags
+    before, wanted = own_tags(seen) | {note: seen.tags.get(note, "")}, {**tags, note: description}
+    changes = [key for key in before | wanted if before.get(key) != wanted.get(key)]
+    for key in changes:
+        if now.get(key) not in (seen.tags.get(key), wanted.get(key)):
+            what = "the description" if key == note else f"tag {quoted(key)}"
+            raise ConfigError(f"somebody has changed {what}; keep your text, and reload the page")
+    with store.using(f"describing run {seen.run_id}"):
+        for key in changes:
+            if key in wanted:
+                client().set_tag(seen.run_id, key, wanted[key])
+            elif key in now:
+                client().delete_tag(seen.run_id, key)
 
 
 def read_trials(run_id: str) -> pd.DataFrame:

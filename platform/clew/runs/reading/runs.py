@@ -62,10 +62,6 @@ class RunRecord:
     last_metric_ms: int = 0
     """Time of the newest value of a metric, while the run is running."""
 
-    @property
-    def is_foreign(self) -> bool:
-        return names.TAG_KIND not in self.tags
-
 
 def client() -> "MlflowClient":
     """Return a client of the store in use, without creating a store."""
