@@ -84,11 +84,17 @@ def test_settings_for_other_data_replace_the_default_configuration() -> None:
     [
         *("train umls --config wn18rr", "train umls --epochs=3 lr=1"),
         *("train umls lr=1 learning_rate=2", "train umls epochs="),
+        *("train umls --resume=", "train umls --resume ''", "train umls resume="),
     ],
 )
 def test_contradictions_are_refused(line: str) -> None:
     with pytest.raises((ConfigError, ValueError)):
         options_of(line)
+
+
+def test_mlflow_may_pass_an_empty_run_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    assert options_of("train umls --resume=").resume == ""
 
 
 GUESSES = {

@@ -92,7 +92,12 @@ class Options(Section):
             known = valid_names(name, [option.name for option in declared if not option.hidden])
             raise ConfigError(f"{quoted(assignments[0])}: no such option; {known}")
         flags = [(option, given.get(option.name)) for option in declared]
-        for option, text in [pair for pair in (*flags, *words) if pair[1]]:
+        for option, text in (*flags, *words):
+            if text == "" and option.name == "resume" and "MLFLOW_RUN_ID" not in os.environ:
+                said = "is empty; give the id of a run, no value for the newest unfinished one"
+                raise ConfigError(f"{dashed(option.name)} {said}, or leave it out for a new run")
+            if not text:
+                continue
             target, value = option.key or option.field, option.switch or text
             if option.run_kind and value == NEWEST:
                 from clew.runs.reading.search import run_meant  # MLflow takes seconds
@@ -370,7 +375,7 @@ def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int 
 
 
 def _click_option(option: DeclaredOption) -> click.Option:
-    settings: dict[str, Any] = {"default": "", "help": option.text, "hidden": option.hidden}
+    settings: dict[str, Any] = {"help": option.text, "hidden": option.hidden}
     settings |= {"metavar": output.type_of(option)} if not option.switch else {}
     settings["shell_complete"] = output.completed(output.values_of(option))
     if option.switch:
