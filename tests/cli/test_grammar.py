@@ -94,6 +94,18 @@ def test_contradictions_are_refused(line: str) -> None:
         options_of(line)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("data x.tsv seed=-1", "train data.path=x.tsv data.seed=-1"),
+        "plan umls num_entities=3000000000 num_relations=2",
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(line: str) -> None:
+    with pytest.raises(ConfigError):
+        options_of(line).configuration()
+
+
 def test_mlflow_may_pass_an_empty_run_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
     assert options_of("train umls --resume=").resume == ""
