@@ -1,8 +1,4 @@
-"""Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
-
-Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-docs/data.md says which names of files give splits, or deny facts.
-"""
+"""Makes one graph of files in published formats, by the rules of docs/data.md."""
 
 import json
 import re
