@@ -94,7 +94,7 @@ class Options(Section):
         flags = [(option, given.get(option.name)) for option in declared]
         for option, text in (*flags, *words):
             if text == "" and option.name == "resume" and "MLFLOW_RUN_ID" not in os.environ:
-                raise ConfigError("--resume is empty; give a run's id, or leave it out for a new run")
+                raise ConfigError("--resume is empty; give a run's id, or leave it out")
             if not text:
                 continue
             target, value = option.key or option.field, option.switch or text
