@@ -59,7 +59,8 @@ Look up a command or a section of the configuration.
 Every option is also a parameter of `mlflow run . -e COMMAND -P name=value`, with underscores in
 place of dashes, except those marked with `*`; `demo` is the entry point `main`, and `runs`, `sync`
 and `ui` have none. The command line accepts both spellings, `--batch-size` and `--batch_size`. A
-value in brackets may be left out. An empty value counts as not given.
+value in brackets may be left out. An empty value counts as not given, an empty `--resume=` only
+under `mlflow run`.
 """
 
 

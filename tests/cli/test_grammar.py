@@ -84,11 +84,31 @@ def test_settings_for_other_data_replace_the_default_configuration() -> None:
     [
         *("train umls --config wn18rr", "train umls --epochs=3 lr=1"),
         *("train umls lr=1 learning_rate=2", "train umls epochs="),
+        *("train umls loss.margin=1 loss.margin=2", "train umls --set epochs=3 epochs=4"),
+        *("train umls --num-epochs 3 training.num_epochs=4", "train umls --set seed=1,seed=2"),
+        *("train umls --resume=", "train umls --resume ''", "train umls resume="),
     ],
 )
 def test_contradictions_are_refused(line: str) -> None:
     with pytest.raises((ConfigError, ValueError)):
         options_of(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("data x.tsv seed=-1", "train data.path=x.tsv data.seed=-1"),
+        "plan umls num_entities=3000000000 num_relations=2",
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(line: str) -> None:
+    with pytest.raises(ConfigError):
+        options_of(line).configuration()
+
+
+def test_mlflow_may_pass_an_empty_run_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    assert options_of("train umls --resume=").resume == ""
 
 
 GUESSES = {

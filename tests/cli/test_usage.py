@@ -206,3 +206,12 @@ def test_json_has_null_for_a_number_that_is_not_finite() -> None:
         "name": "\x9b",
     }
     assert said.isascii()
+
+
+def test_help_gives_no_number_that_a_configuration_sets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["train", "--help"]) == 0  # its default configuration has 100 epochs
+    lines = capsys.readouterr().out.splitlines()
+    assert not next(line for line in lines if "--num-epochs" in line).endswith("]")
+    assert next(line for line in lines if "--config" in line).endswith("[umls.yaml]")

@@ -235,3 +235,11 @@ def test_not_beside_other_words_of_an_ordinary_column_is_asked_for(tmp_path: Pat
     assert facts(read(tmp_path / "in", {"a.tsv": qualified})) == sorted(KEPT)
     unnamed = marked("NOT|enables", "part_of")
     assert facts(read(tmp_path / "in", {"a.tsv": unnamed})) == sorted(KEPT)
+
+
+@pytest.mark.parametrize("separator", ["|", " ", " | "])
+def test_not_before_a_relation_denies(tmp_path: Path, separator: str) -> None:
+    rows = [(h, r if i % 3 else f"NOT{separator}{r}", t) for i, (h, r, t) in enumerate(FACTS)]
+    rows += [("e1", "Not yet", "e2"), ("e1", "NOTCH", "e2")]
+    found = read(tmp_path / "in", {"a.tsv": table(rows)})
+    assert (found.counts["denied"], found.graph.num_relations) == (8, 4)

@@ -268,8 +268,9 @@ def test_only_denied_edges_are_no_graph(tmp_path: Path) -> None:
         read_kgx(denied_folder(tmp_path / "kgx", [True, True]))
 
 
-def test_edges_that_are_not_valid_any_more_are_dropped(tmp_path: Path) -> None:
-    folder = denied_folder(tmp_path / "kgx", [True, False, "false"], "deprecated")
+@pytest.mark.parametrize("column", ["deprecated", "retracted", "is_retracted"])
+def test_edges_that_are_not_valid_any_more_are_dropped(tmp_path: Path, column: str) -> None:
+    folder = denied_folder(tmp_path / "kgx", [True, False, "false"], column)
     graph = read_kgx(folder, negated="relation")
     assert list(graph.graph.entities) == ["X:0", "X:2", "X:3"]
     assert graph.counts["deprecated"] == 1

@@ -45,6 +45,7 @@ def test_nothing_is_found_in_a_plain_graph(tmp_path: Path) -> None:
         (CLEAN + "E1\tr1\te5\n", "by case", 2),
         (CLEAN + "\u00b5-opioid\tr1\te2\n\u03bc-opioid\tr1\te3\n", "forms of one letter", 2),
         (CLEAN + "Sj\u00f6gren\tr1\te2\nSjo\u0308gren\tr1\te3\n", "forms of one letter", 0),
+        (CLEAN + "5\tr1\te2\n5.0\tr1\te3\n7.0\tr1\te4\n", "without .0", 2),
         (CLEAN + "e1\tr1\te1\n", "with itself", 1),
         (CLEAN + CLEAN[:9], "repeated", 1),
         ("".join(f"e{i}\t{'ab'[i % 2]}\tr{i % 9}\n" for i in range(40)), "a tenth", 0),

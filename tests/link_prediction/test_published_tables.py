@@ -18,7 +18,7 @@ from clew.config.data import ImportSettings
 from clew.errors import DataError
 from clew.link_prediction import other_formats
 from clew.link_prediction.imports import import_graph
-from tests.link_prediction.test_imports import facts, lines, read
+from tests.link_prediction.test_imports import PRIMEKG, facts, lines, read
 
 ROWS = [(f"e{i % 7}", f"r{i % 2}", f"e{(i * 3 + 1) % 11}") for i in range(40)]
 DISTINCT = sorted(set(ROWS))
@@ -512,3 +512,26 @@ def test_a_file_with_a_header_alone_has_no_facts_and_does_no_harm(tmp_path):
     header = ("head", "relation", "tail")
     content = {"train.tsv": lines([header, *DISTINCT]), "test.tsv": lines([header])}
     assert facts(read(tmp_path, content)) == DISTINCT
+
+
+def test_what_says_more_of_relations_and_entities_is_no_fact(tmp_path):
+    content = {
+        "drkg.tsv": lines(DISTINCT),
+        "relation_glossary.tsv": "Relation-name\tData-source\tDescription\nr0\tx\ty\n",
+        "entity2src.tsv": "e0\tHetionet\ne1\tHetionet\tGNBR\n",
+        "biokg.metadata.drug.tsv": "e0\tNAME\tLepirudin\n",
+    }
+    found = read(tmp_path, content)
+    assert facts(found) == DISTINCT
+    assert all(name in found.notes["files not read"] for name in list(content)[1:])
+
+
+def test_edges_of_primekg_are_not_read_twice(tmp_path):
+    rows = [dict(zip(PRIMEKG[0], row, strict=True)) for row in PRIMEKG[1:]]
+    edges = ["relation", "display_relation", "x_index", "y_index"]
+    content = {
+        "edges.csv": lines([edges, *([row[name] for name in edges] for row in rows)], ","),
+        "nodes.csv": "node_index,node_id,node_type,node_name,node_source\n0,x,gene,zero,NCBI\n",
+    }
+    alone = read(tmp_path, {"kg.csv": lines(PRIMEKG, ",")})
+    assert read(tmp_path, content).graph.fingerprint == alone.graph.fingerprint

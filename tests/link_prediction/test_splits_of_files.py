@@ -49,6 +49,24 @@ def test_names_of_files_and_folders_give_splits(tmp_path: Path, names: str) -> N
         assert split in found.read[str(tmp_path / "in" / name)].split(": ")[-1]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "fold1/train.txt fold1/test.txt fold2/train.txt fold2/test.txt",
+        "cv_0/train/a.txt cv_0/test/a.txt cv_1/train/a.txt cv_1/test/a.txt",
+        "train_fold1.txt valid_fold1.txt train_fold10.txt valid_fold10.txt",
+    ],
+)
+def test_folds_are_not_joined(tmp_path: Path, names: str) -> None:
+    content = {name: FACTS[i : i + 6] for i, name in enumerate(names.split())}
+    with pytest.raises(DataError):
+        read(tmp_path / "in", content)
+    one = {name: rows for name, rows in list(content.items())[:2]}
+    assert sum(sizes(read(tmp_path / "one", one))) == 12
+    parts = {"train/split-0.txt": FACTS[:9], "train/split-1.txt": FACTS[9:17]}
+    assert sizes(read(tmp_path / "parts", parts | {"test.txt": FACTS[17:]})) == (17, 0, 7)
+
+
 def test_training_with_validation_is_training(tmp_path: Path) -> None:
     content = {"train_valid.txt": FACTS[:20], "test.txt": FACTS[20:]}
     assert sizes(read(tmp_path / "in", content)) == (20, 0, 4)

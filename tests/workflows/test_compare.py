@@ -107,6 +107,15 @@ def test_the_last_words_have_eight_lines_and_the_table_is_printed_on_request(
     assert any(line.startswith("| `mixed` |") for line in everything[len(lines) :])
 
 
+def test_the_last_words_count_the_cells_that_failed(
+    trained: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    mixed = {"optimizations.use_mixed_precision": True}
+    variants = {"fp32": {}, "mixed": mixed, "again": {**mixed, "training.num_epochs": 7}}
+    lines = list(workflow.compare(load_study(write(tmp_path, variants=variants), seeds=[1])))
+    assert next(line for line in lines if "did not finish" in line).endswith(", and 1 more")
+
+
 def test_a_study_goes_on_where_it_stopped(trained: list[tuple[str, int]], tmp_path: Path) -> None:
     study = load_study(write(tmp_path), seeds=[0])
     first = list(workflow.compare(study))

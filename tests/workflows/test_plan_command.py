@@ -89,6 +89,13 @@ def test_a_plan_is_for_one_process_or_more() -> None:
     assert "--devices" in str(done.exception)
 
 
+def test_processes_on_the_processor_share_its_memory() -> None:
+    alone, many = (plan(changed(), device="cpu", world_size=n).limit_gib for n in (1, 4))
+    assert many < alone / 2  # free memory changes in between
+    on_gpus = [plan(changed(), device="T4", world_size=n).limit_gib for n in (1, 4)]
+    assert on_gpus[0] == on_gpus[1]
+
+
 @pytest.mark.parametrize("text", ["nothing", "0", "-1", "nan", "inf"])
 def test_a_memory_that_is_no_number_is_refused(text: str) -> None:
     done = CliRunner().invoke(cli, ["plan", f"--memory-gib={text}"])

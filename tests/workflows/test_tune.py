@@ -294,6 +294,12 @@ def test_a_search_in_which_everything_fails_ends(folder: Path) -> None:
         tune(request_of(folder, {RATE: {"choices": [1e30, 1e31]}}))
 
 
+def test_more_time_is_no_advice_where_all_trials_failed(folder: Path) -> None:
+    with pytest.raises(UsageError, match="the loss is") as raised:
+        tune(request_of(folder, {RATE: {"choices": [1e30, 1e31]}}, trials=2))
+    assert "--minutes" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -92,7 +92,11 @@ class Options(Section):
             known = valid_names(name, [option.name for option in declared if not option.hidden])
             raise ConfigError(f"{quoted(assignments[0])}: no such option; {known}")
         flags = [(option, given.get(option.name)) for option in declared]
-        for option, text in [pair for pair in (*flags, *words) if pair[1]]:
+        for option, text in (*flags, *words):
+            if text == "" and option.name == "resume" and "MLFLOW_RUN_ID" not in os.environ:
+                raise ConfigError("--resume is empty; give a run's id, or leave it out")
+            if not text:
+                continue
             target, value = option.key or option.field, option.switch or text
             if option.run_kind and value == NEWEST:
                 from clew.runs.reading.search import run_meant  # MLflow takes seconds
@@ -107,6 +111,9 @@ class Options(Section):
             typed[target] = option.name
         if issubclass(cls, Configured):
             assigned = full_settings(parse_assignments([*given["set"], *assignments]))
+            for key in [k for k in overrides if str(assigned.get(k, overrides[k])) != overrides[k]]:
+                both = f"{key} is {quoted(overrides[key])} and {quoted(assigned[key])}"
+                raise ConfigError(f"{both}; the two contradict each other; leave one of them out")
             values["overrides"] = overrides | assigned
         try:
             return cls.model_validate(values)
@@ -140,7 +147,7 @@ class Configured(Options):
     """Options of a command that needs a configuration, with flags, `--set` and assignments."""
 
     overrides: dict[str, Any] = Field(default_factory=dict, exclude=True)
-    """The settings, `section.key` to value; assignments take precedence over flags."""
+    """The settings, `section.key` to value."""
 
 
 class ConfigOptions(Configured):
@@ -370,7 +377,7 @@ def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int 
 
 
 def _click_option(option: DeclaredOption) -> click.Option:
-    settings: dict[str, Any] = {"default": "", "help": option.text, "hidden": option.hidden}
+    settings: dict[str, Any] = {"help": option.text, "hidden": option.hidden}
     settings |= {"metavar": output.type_of(option)} if not option.switch else {}
     settings["shell_complete"] = output.completed(output.values_of(option))
     if option.switch:

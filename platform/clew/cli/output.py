@@ -202,7 +202,7 @@ def write_short_help(verb: "Verb", formatter: click.HelpFormatter) -> None:
         room = formatter.width - min(WIDEST, max(map(len, lefts), default=0)) - 4
         lines = []
         for left, option in zip(lefts, found, strict=True):
-            default = "" if option.switch else option.default_text
+            default = "" if option.switch or option.key else option.default_text
             end = f" [{default.removeprefix('experiments/link_prediction/').lower()}]"
             end = end if default else ""
             text = textwrap.shorten(option.help.removesuffix("."), room - len(end), placeholder="…")

@@ -132,9 +132,9 @@ class PlanOptions(ConfigOptions, Printed):
     """Memory to fit into (default: what the device has)."""
     num_processes: Annotated[int, Option(also=("devices",)), Field(ge=1)] = 1
     """Processes of a data-parallel run, each on its device."""
-    num_entities: Annotated[int | None, Field(ge=1)] = None
+    num_entities: Annotated[int | None, Field(ge=1, lt=2**31)] = None
     """Plan for this many entities, without the data."""
-    num_relations: Annotated[int | None, Field(ge=1)] = None
+    num_relations: Annotated[int | None, Field(ge=1, lt=2**31)] = None
     """Plan for this many relations, without inverses and without the data."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
     """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""

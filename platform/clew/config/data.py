@@ -34,7 +34,7 @@ class ImportSettings(Section):
     """Share of the triples for validation, if the files have no splits of their own."""
     test_fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of the triples for the test, if the files have no splits of their own."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the random split."""
 
 

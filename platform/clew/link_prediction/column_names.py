@@ -37,7 +37,7 @@ OTHER_ROLES = {
     "time": ["time", "timestamp", "date", "year"],
     "split": ["split", "fold"],
     "negated": ["negated", "negative", "isnegated"],
-    "deprecated": ["deprecated"],
+    "deprecated": ["deprecated", "isdeprecated", "retracted", "isretracted", "obsolete"],
     "id": [
         "id", "nodeindex", "nodeid", "identifier", "curie", "nodeidx", "entityid", "entity",
         "node", "stringproteinid", "entidx", "relidx", "reltype",
@@ -67,6 +67,7 @@ def known_format(names: Sequence[str], is_neo4j: bool) -> str:
         return "Neo4j's CSV"
     known = (
         ({"x_index", "display_relation"}, "PrimeKG"),
+        ({"node_index"}, "PrimeKG"),
         ({"metaedge"}, "Hetionet"),
         ({"id", "name", "kind"}, "Hetionet"),
         ({"subject", "predicate", "object"}, "KGX"),

@@ -39,7 +39,7 @@ MAY_BE_STATED_NAME = re.compile(
 )
 """Names of columns that can say it; all but the labels are asked for."""
 QUALIFIER_NAME = re.compile("qualifier|modifier")
-DENIED_RELATION = r"^\s*NOT\s*\|\s*"
+DENIED_RELATION = r"^\s*NOT(\s*\|\s*|\s+)"
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
 

@@ -1,8 +1,4 @@
-"""Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
-
-Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-docs/data.md says which names of files give splits, or deny facts.
-"""
+"""Makes one graph of files in published formats, by the rules of docs/data.md."""
 
 import json
 import re
@@ -34,7 +30,7 @@ from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
 IGNORED = re.compile(
-    r"(?i)(?:^|[^a-z])(?:readme|licen[cs]e)(?:[^a-z]|$)|"
+    r"(?i)(?:^|[^a-z])(?:readme|licen[cs]e|glossary|entity2src)(?:[^a-z]|$)|^biokg\.metadata\.|"
     r"\.(md|pdf|py|ipynb|html|yaml|yml|log|png|npy|pth|pkl|pckl|del|sh|tar|tar\.[a-z0-9]+|tgz|tbz2?"
     r"|txz|7z|rar)$|^wikidata5m_text\.|^wordnet-mlj12-definitions\.|^stats?\.txt$|^\."
 )
@@ -43,6 +39,8 @@ BESIDE_OPENKE = re.compile(r"(?i)(type_constrain|test2id_all|[1n]-[1n])\.txt")
 LAST_CHOICE = re.compile(r"(?i)\.(json|jsonld|rdf|owl|xml|n3)$")
 """Files that are read, or refused, only where a folder has no others: often they say no facts."""
 LISTS = re.compile(r"(?i)(?:^|[^a-z])(entit(y|ies)|relations?|nodes?)(?:[^a-z]|$)")
+FOLD = re.compile(r"(?i)(?:^|[^a-z])((?:fold|cv|split)[-_ ]?\d+)(?!\d)")
+"""Word in the names of files or folders that hold the same facts, split in other ways."""
 MAX_NAMED = 10
 INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
 """Characters without a width, for a class of a regular expression."""
@@ -193,7 +191,13 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> 
                 found.examples.setdefault(key, []).extend(part.examples.get(key, []))
         parts += read
     _keep_blank_nodes_apart(parts)
-    return parts
+    of_primekg = [p for p in parts if p.taken_for.startswith("PrimeKG")]
+    if not any("head_name" in part.columns for part in of_primekg):
+        return parts
+    again = [part.path for part in of_primekg if "head_name" not in part.columns]
+    for path in again:  # its kg.csv says the same, with other identifiers
+        found.read[str(path)] += "; not used beside the facts with names"
+    return [part for part in parts if part.path not in again]
 
 
 def _parts_of(
@@ -226,10 +230,18 @@ def _file_names(parts: Sequence[Part], roots: Sequence[Path], found: Noticed) ->
             found.note("facts", f"those of {path.name} hold: its name speaks of something else")
     in_columns = {part.path for part in parts if "split" in part.columns}
     splits: dict[Path, Split] = {}
+    folds: dict[str, set[Split]] = {}
     for path, said in names.items():
         named = [split for split in map(split_of, said) if split]
         if named and path not in in_columns:
             splits[path] = named[0]
+            if fold := FOLD.search("/".join(said)):
+                folds.setdefault(fold[1], set()).add(named[0])
+    if len(whole := [fold for fold, held in folds.items() if {"train"} < held]) > 1:
+        raise DataError(
+            f"{roots[0]}: {quoted(', '.join(whole))[1:-1]} seem to split the same facts, each in "
+            "its own way; expected one split, so give the files of one of them"
+        )
     has_train = any(split == "train" and path not in negative for path, split in splits.items())
     if splits and not has_train:
         shown = ", ".join(f"{path.name} ({split})" for path, split in splits.items())

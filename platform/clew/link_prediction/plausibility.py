@@ -103,6 +103,9 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
         keys = pc.utf8_normalize(others, "NFKC")  # the micro sign and the Greek letter are one
     what = f"{of} that differ by case, or forms of one letter, only"
     yield _same(pc.utf8_lower(keys), others, what, "Rename one of them")
+    whole = pc.replace_substring_regex(array, r"^(\d+)\.0$", r"\1")
+    what = f"{of} that are one number, with and without .0"
+    yield _same(whole, array, what, "Write it in one way")
     if names.kind == "entity" and names.label_array is not None:
         mend = "Their identifiers keep them apart"
         yield _same(names.label_array, array, "entities of one name", mend)

@@ -1,8 +1,7 @@
 """Finds, reads and describes the graph of a configuration: a data set, files, a packed file.
 
 docs/data.md says what a named data set is. If the configuration names no other files, labels are
-read from its folder: `entity_names.tsv` for entities, and `edge_map.json`, `relations.en.json`,
-`relation_names.tsv` or `relation2text.txt` for relations.
+read from its folder.
 
 The dashboard's list of facts to leave out begins with lines that identify its data. It is refused
 for other data, where the same names can mean other facts. docs/data_on_disk.md describes a packed

@@ -176,7 +176,8 @@ def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) 
         chance = "not certain: " if sure is ratios and len(seeds) > 1 else ""
         lines.append(f"{measure.label} {base:.4g}: {chance}{ends or 'no ratios'}")
     if report.problems:
-        lines.append(f"did not finish: {report.problems[0]}")
+        also = f", and {left:,} more" if (left := len(report.problems) - 1) else ""
+        lines.append(f"did not finish: {report.problems[0]}{also}")
     elif len(seeds) == 1:
         lines.append("one seed, so no interval says which differences are chance")
     lines.append(f"files: run {run_id or '(not recorded)'} of {in_use()}{kept}")

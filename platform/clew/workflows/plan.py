@@ -240,11 +240,12 @@ def plan(
 
     `device` is `cpu`, `cuda`, or the name of a GPU, which this machine need not have; None: the
     configured device. `memory_gib` is the available memory; None: the free memory of the device, or
-    all of its memory if this machine does not have it. The plan is for each of the `world_size`
-    processes of a data-parallel run; `sizes` are used instead of the data.
+    all of its memory if this machine does not have it; on the CPU, the processes share it. The plan
+    is for each of the `world_size` processes; `sizes` are used instead of the data.
     """
     target = find_device(device or config.training.device)
-    limit = target.memory_gib if memory_gib is None else memory_gib
+    sharing = world_size if target.device.type == "cpu" else 1
+    limit = target.memory_gib / sharing if memory_gib is None else memory_gib
     sizes = sizes or DataSizes()
     task, num_examples = task_to_plan(config, sizes)
     if config.training.shard_entities and isinstance(task, LinkPrediction):

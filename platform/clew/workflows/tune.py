@@ -273,10 +273,10 @@ def tune(
             finally:
                 search.store()
             if (best := study.best) is None:
-                raise UsageError(
-                    f"no trial was completed ({_counts(study.records)}), so there is no best one; "
-                    "give more --minutes or --trials, or train fewer epochs (training.num_epochs)"
-                )
+                advice = "give more --minutes or --trials, or train fewer epochs"
+                if {record.state for record in study.records} == {"failed"}:
+                    advice = f"change the settings; the last failed: {study.records[-1].problem}"
+                raise UsageError(f"no trial was completed ({_counts(study.records)}); {advice}")
             return TuneResult(
                 tracker.run_id, config.evaluation.metric, best, tuple(study.records), folder
             )
