@@ -47,7 +47,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN_COUNT = "2000"
 """Number of spins of an idle libgomp thread before it sleeps; the default is 300,000. With the
-default, the thread occupies a core for milliseconds that other processes on a shared machine need."""
+default, it occupies a core for milliseconds that other processes on a shared machine need."""
 
 
 @dataclass(frozen=True)
