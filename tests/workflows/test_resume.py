@@ -120,6 +120,11 @@ def test_a_run_that_another_completed_is_not_taken_up_again(
     assert find_run(done.run_id or "").tags[names.TAG_RESUMED_FROM] == stopped
     with pytest.raises(TrackingError, match="no unfinished run with this configuration"):
         find_newest(config_of(), {}, tmp_path)
+    epochs = config_of().training.num_epochs
+    with pytest.raises(ConfigError, match=f"num_epochs, {epochs}"):
+        find_resume_point(done.run_id or "", {}, tmp_path / "done")
+    more = find_resume_point(done.run_id or "", {"epochs": epochs + 1}, tmp_path / "more")
+    assert more.manifest.epoch == epochs
 
 
 def test_a_run_without_a_checkpoint_is_passed_over(

@@ -242,7 +242,7 @@ class Verification(_Record):
         width = math.hypot(found.half_width or 0.0, by_chance.half_width or 0.0)
         said = f"{strongest.named} cost {more:+.2f} more log-probability than {chance.named}"
         if found.half_width is None:
-            return f"One seed, so there is no interval: {said}."
+            return f"No interval (one seed): {said}."
         outcome = "Confirmed" if more > width else "Contradicted" if more < -width else "Open"
         how = "" if self.is_whole else " by fine-tuning"
         return f"{outcome}{how}: {said} (± {width:.2f})."

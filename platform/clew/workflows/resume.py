@@ -113,7 +113,8 @@ def find_resume_point(run_id: str, overrides: Overrides, folder: Path) -> Resume
         CheckpointError: The run has no checkpoint to resume from.
         ConfigError: The run is not a training run, or an override changes a fixed setting.
     """
-    kind = runs.find_run(run_id).tags.get(names.TAG_KIND, "none")
+    run = runs.find_run(run_id)
+    kind = run.tags.get(names.TAG_KIND, "none")
     if kind != names.KIND_TRAIN:
         raise ConfigError(
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
@@ -132,7 +133,13 @@ def find_resume_point(run_id: str, overrides: Overrides, folder: Path) -> Resume
     place, best = opened.place(), opened.kept(names.ARTIFACT_BEST) or folder / names.ARTIFACT_BEST
     checkpoints = [] if place is None else [path for path in place.iterdir() if path.is_dir()]
     (*earlier, last), best_or_none = _good(checkpoints, best, opened.title)
-    return ResumePoint(run_id, last, read_manifest(last), config, tuple(earlier), best_or_none)
+    manifest, wanted = read_manifest(last), config.training.num_epochs
+    if run.status == "FINISHED" and manifest.epoch == wanted:
+        raise ConfigError(
+            f"run {run_id} has finished all of training.num_epochs, {wanted}; give more, or start "
+            "a new run"
+        )
+    return ResumePoint(run_id, last, manifest, config, tuple(earlier), best_or_none)
 
 
 def find_newest(config: RunConfig, overrides: Overrides, folder: Path) -> ResumePoint:
