@@ -8,8 +8,8 @@ training run (`unrolled`) and once through fine-tunings (`tuned`).
 
 - The twenty facts at each end of a list are tried with `--confirm`: the run is trained again with
   its own seed without each, and without all of an end together. A value, or the sum of twenty, is
-  confirmed if the loss then rises by half of it to twice; tuned values are first multiplied by one
-  factor for the model.
+  confirmed if the loss then rises by half of it to twice; tuned values are first multiplied by the
+  model's median of rises over values.
 - The run is trained with two other seeds without the twenty and the hundred facts at each end. The
   rise of the loss is that of the validation triples, by which facts were valued, and that of the
   test triples, which no value has seen.
@@ -39,7 +39,7 @@ from clew.influence.link_prediction.unrolled import triples_loss
 from clew.influence.outcomes import Facts, half_width
 from clew.influence.retraining import NOTHING, Retrainer
 from clew.workflows.explaining.trace_source import open_trace_source
-from clew.workflows.explaining.value_facts import FactValues, agree, value_facts
+from clew.workflows.explaining.value_facts import FactValues, agree, factor_of, value_facts
 from clew.workflows.train import train
 from experiments.benchmarks.dense_part import write_dense_part
 from experiments.benchmarks.harness import print_table, write_results
@@ -80,31 +80,41 @@ def measure(graph: str, seed: int) -> list[Row]:
             found[form] = value_facts(ValueRequest(model=run.run_id, score=form, confirm=TRIED))
             print(graph, seed, form, found[form].table().splitlines()[-3:], flush=True)
         rises = rises_of_ends(run.run_id, found)
-    return [about | confirmed(found[form]) | rises[form] | {"form": form} for form in FORMS]
+    return [about | tried_in(found[form]) | rises[form] | {"form": form} for form in FORMS]
 
 
-def confirmed(found: FactValues) -> Row:
-    """Return what `--confirm` found, with the own seed."""
+def tried_in(found: FactValues) -> Row:
+    """Return the values that `--confirm` tried, and the rises with the own seed."""
     tried = np.concatenate(found.ends)
-    values, rises = found.scale * found.values[tried], found.without[tried]
-    size = np.abs(values).mean()
-    sums = found.scale * np.array([found.values[end].sum() for end in found.ends])
-    together = agree(sums, np.array(found.together))
     return {
         "facts": len(found.values),
-        "factor": found.scale,
-        "highest": found.ends[0].tolist(),
-        "values": values.tolist(),
-        "rises": rises.tolist(),
-        "highest confirmed": float(found.confirmed[found.ends[0]].mean()),
-        "lowest confirmed": float(found.confirmed[found.ends[1]].mean()),
-        "right sign": float((values * rises > 0).mean()),
-        "one rise's difference": float(np.sqrt(np.mean((rises - values) ** 2)) / size),
-        "mean rise / mean value": float(np.mean(np.sign(values) * rises) / size),
-        "together, values": sums.tolist(),
+        "tried": tried.tolist(),
+        "values": found.values[tried].tolist(),
+        "rises": found.without[tried].tolist(),
+        "together, values": [float(found.values[end].sum()) for end in found.ends],
         "together, rises": [*found.together],
-        "highest together confirmed": float(together[0]),
-        "lowest together confirmed": float(together[1]),
+    }
+
+
+def judged(row: Row) -> Row:
+    """Return a row with what the tried values are worth."""
+    values, rises, sums, together = (
+        np.array(row[key]) for key in ("values", "rises", "together, values", "together, rises")
+    )
+    factor = factor_of(values, rises) if row["form"] == "tuned" else 1.0
+    values, sums = factor * values, factor * sums
+    high, low = agree(values, rises).reshape(2, -1).mean(1).tolist()
+    of_high, of_low = agree(sums, together).astype(float).tolist()
+    return row | {
+        "factor": factor,
+        "highest confirmed": high,
+        "lowest confirmed": low,
+        "right sign": float((values * rises > 0).mean()),
+        "one rise's difference / mean value": float(
+            np.sqrt(np.mean((rises - values) ** 2)) / np.abs(values).mean()
+        ),
+        "highest together confirmed": of_high,
+        "lowest together confirmed": of_low,
     }
 
 
@@ -173,7 +183,8 @@ def choose(rows: Iterable[Row]) -> Row:
 
 def main(asked: Sequence[str]) -> None:
     """Measure the named graphs, or all and write the results."""
-    rows = [row for seed in SEEDS for graph in asked or CASES for row in kept(graph, seed)]
+    found = [row for seed in SEEDS for graph in asked or CASES for row in kept(graph, seed)]
+    rows = [judged(row) for row in found]
     table: list[Row] = [
         {"graph": graph, "form": form}
         | averages([row for row in rows if (row["graph"], row["form"]) == (graph, form)])

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -21,12 +22,7 @@ from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.influence.retraining import Retrainer
 from clew.link_prediction.sources import BUNDLED, leave_out
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.workflows.explaining.trace_source import (
-    open_trace_source,
-    prepare,
-    read_test_triples,
-    usable,
-)
+from clew.workflows.explaining.trace_source import open_trace_source, read_test_triples, usable
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.value_facts import (
     FactValues,
@@ -55,8 +51,11 @@ def tests(tmp_path: Path) -> Path:
     return path
 
 
-def test_equals_the_weighted_sum_of_each_triples_scores(trained: TrainedStore, tests: Path):
-    settings = {"influence.score": "unrolled", "influence.top_k": 0, "influence.direction": "both"}
+@pytest.mark.parametrize("score", ["tuned", "unrolled"])
+def test_equals_the_weighted_sum_of_each_triples_scores(
+    trained: TrainedStore, tests: Path, score: Literal["tuned", "unrolled"]
+):
+    settings = {"influence.score": score, "influence.top_k": 0, "influence.direction": "both"}
     expected = np.zeros(5216)
     explained = tracin(trained.strong, str(tests), settings).report.tests
     for weight, test in zip(WEIGHTS, explained, strict=True):
@@ -64,7 +63,7 @@ def test_equals_the_weighted_sum_of_each_triples_scores(trained: TrainedStore, t
             assert entry.train_index is not None
             expected[entry.train_index] += weight * entry.influence
     triples = [tuple(line.split("\t")) for line in tests.read_text().splitlines()]
-    found = clew.value_facts(trained.strong, triples, weights=WEIGHTS)
+    found = clew.value_facts(trained.strong, triples, weights=WEIGHTS, score=score)
     assert found["value"].is_monotonic_decreasing
     values = found.set_index("train_index")["value"].sort_index()
     scale = np.abs(expected).max()
@@ -130,7 +129,9 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
     given[one], given[other] = 20.0, -20.0
 
     output = tmp_path / "values"
-    request = ValueRequest(model=trained.strong, test=str(tests), confirm=2, output_dir=output)
+    request = ValueRequest(
+        model=trained.strong, test=str(tests), confirm=2, score="unrolled", output_dir=output
+    )
     artifacts = value_facts(request)
     listed = pd.read_csv(output / "fact_values.csv")["Confirmed"]
     assert listed.isna().sum() == 5216 - 4, "no word on a fact that was not left out"
@@ -157,7 +158,7 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
 def test_values_of_about_the_size_of_the_effect_are_confirmed(trained: TrainedStore):
     values = np.array([4.0, 1.0, -1.0, -2.0, -3.0, 0.0])
     without = np.array([np.nan, 0.4, -1.9, -1.1, 3.0, 0.0])
-    request = ValueRequest(model=trained.strong, worst=1, confirm=2)
+    request = ValueRequest(model=trained.strong, worst=1, confirm=2, score="unrolled")
     with open_trace_source(trained.strong, {}) as source:
         graph = source.task.graph
     graph = replace(graph, train=graph.train[: len(values)])
@@ -167,26 +168,21 @@ def test_values_of_about_the_size_of_the_effect_are_confirmed(trained: TrainedSt
     assert replace(found, request=ValueRequest(model=trained.strong, worst=1)).worst.tolist() == [4]
 
 
-def test_tuned_values_are_the_sum_of_tuned_scores(trained: TrainedStore, tests: Path):
-    """Their sizes are fitted to what training again without the facts does."""
-    request = ValueRequest(model=trained.strong, test=str(tests), score="tuned", direction="tail")
-    found = value_facts(request)
-    settings = {"influence.score": "tuned", "influence.top_k": 0}
-    with open_trace_source(trained.strong, settings) as source:
-        (each,) = prepare(source, "tuned").explain(
-            usable(read_test_triples(str(tests), source.task.graph), "")
-        )
-    scored = each.proponents
-    scores = np.take_along_axis(scored.influence, scored.train.argsort(1), 1)
-    np.testing.assert_allclose(found.values, scores.mean(0), rtol=1e-3, atol=1e-6)
-    assert found.scale == 1.0
-    without = np.where(np.arange(len(scores[0])) < 3, 2.5 * found.values, np.nan)
-    fitted = replace(found, without=without)
-    assert fitted.scale == pytest.approx(2.5)
-    assert fitted.confirmed[:3].all()
-    own = replace(fitted, request=request.model_copy(update={"score": "unrolled"}))
-    assert own.scale == 1.0
-    assert not own.confirmed.any()
+def test_the_size_of_tuned_values_is_fitted_to_what_was_tried(trained: TrainedStore):
+    """By the median, so that an artifact neither sets it nor is confirmed by it."""
+    values = np.array([8.0, 1.0, 2.0, -1.0, -2.0, 3.0])
+    without = np.array([0.01, 2.5, 5.0, -2.5, -5.0, np.nan])
+    request = ValueRequest(model=trained.strong, confirm=2)
+    with open_trace_source(trained.strong, {}) as source:
+        graph = source.task.graph
+    graph = replace(graph, train=graph.train[: len(values)])
+    found = FactValues(graph, values, 1, without, request, None)
+    assert (found.request.score, found.scale) == ("tuned", 2.5)
+    assert found.confirmed.tolist() == [False, True, True, True, True, False]
+    unrolled = request.model_copy(update={"score": "unrolled"})
+    assert replace(found, request=unrolled).scale == 1.0
+    against = replace(found, without=-without)
+    assert (against.scale, against.confirmed.any()) == (0.0, False)
 
 
 def test_copies_of_a_fact_have_the_value_of_all(

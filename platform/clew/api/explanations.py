@@ -301,7 +301,7 @@ def value_facts(
     *,
     weights: SkipValidation[Sequence[float] | None] = None,
     direction: Question = "both",
-    score: Literal["unrolled", "tuned"] = "unrolled",
+    score: Literal["tuned", "unrolled"] = "tuned",
     confirm: Annotated[int, Field(ge=0)] = 0,
 ) -> pd.DataFrame:
     """Compute the value of every training fact for the losses of many triples, in one pass.
@@ -316,8 +316,8 @@ def value_facts(
             validation triples.
         weights: The weight of each triple's loss; None: the mean of the losses.
         direction: Whose losses count: those of tails, of heads, or of both.
-        score: `unrolled`: through the whole training run; `tuned`: through short fine-tunings of
-            the finished model, whose values are smaller.
+        score: `tuned`: through short fine-tunings of the finished model, with smaller values;
+            `unrolled`: through the whole training run.
         confirm: Number of facts at each end of the list to train again without, one run each.
 
     Returns:

@@ -187,9 +187,9 @@ class ValueRequest(Section):
     direction: Question = "both"
     """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
     relations)."""
-    score: Literal["unrolled", "tuned"] = "unrolled"
-    """What is differentiated: unrolled, the whole training run; or tuned, short fine-tunings of the
-    finished model, which takes less time and says less about this run's seed. Tuned values are
+    score: Literal["tuned", "unrolled"] = "tuned"
+    """What is differentiated: tuned, short fine-tunings of the finished model; or unrolled, the
+    whole training run, which takes longer and says more about this run's seed. Tuned values are
     smaller than what training again without a fact changes."""
     worst: Annotated[int, Field(ge=0)] = 100
     """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""

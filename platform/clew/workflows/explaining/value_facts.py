@@ -41,6 +41,7 @@ from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
 
 SHOWN = 5
+THROUGH = {"tuned": "fine-tunings of the finished model", "unrolled": "the whole training run"}
 TIMES = 2.0
 """A confirmed value and the effect of leaving the fact out differ by at most this factor."""
 
@@ -69,12 +70,11 @@ class FactValues:
 
     @property
     def scale(self) -> float:
-        """Rise for each unit of a tuned value (least squares through zero); 1 for unrolled ones."""
+        """Rise for each unit of a tuned value, from the tried facts; 1 for unrolled values."""
         tried = np.isfinite(self.without)
-        if self.request.score == "unrolled" or not (self.values[tried] != 0).any():
+        if self.request.score == "unrolled" or not tried.any():
             return 1.0
-        values, rises = self.values[tried], self.without[tried]
-        return float(values @ rises / (values @ values))
+        return factor_of(self.values[tried], self.without[tried])
 
     @property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
@@ -105,8 +105,9 @@ class FactValues:
         lines = [
             f"run {self.run_id or '(not recorded)'}",
             f"values of {len(order):,} facts for the {loss} of "
-            f"{counted(self.num_tests, 'triple')}, in nats for each unit of a fact's weight: "
-            f"{(values > 0).sum():,} lower it, {(values < 0).sum():,} raise it",
+            f"{counted(self.num_tests, 'triple')}, in nats for each unit of a fact's weight in "
+            f"{THROUGH[self.request.score]}: {(values > 0).sum():,} lower it, "
+            f"{(values < 0).sum():,} raise it",
             *self.notes,
         ]
         for title, facts in (("highest", order[:shown]), ("lowest", order[::-1][:shown])):
@@ -194,6 +195,15 @@ def value_facts(
             _record(tracker, unrolled_settings(source), found)
             tracker.metrics(measured, source.model.manifest.step)
         return found
+
+
+def factor_of(values: np.ndarray, rises: np.ndarray) -> float:
+    """Return the median rise for each unit of a value, which a few artifacts do not change.
+
+    It is at least 0, where no value agrees with a rise.
+    """
+    some = values != 0
+    return max(0.0, float(np.median(rises[some] / values[some]))) if some.any() else 0.0
 
 
 def agree(values: np.ndarray, rises: np.ndarray) -> np.ndarray:
