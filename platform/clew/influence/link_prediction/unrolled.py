@@ -63,9 +63,8 @@ class UnrolledTracer:
         self._refuse_other_losses()
         if (start := self.task.model_config.warm_start) is not None:
             raise ConfigError(
-                f"training began from model.warm_start={start}, but --score unrolled and clew "
-                "value-facts repeat its steps from random parameters; explain with --score raw, "
-                "cosine or tuned"
+                f"training began from model.warm_start={start}, but --score unrolled repeats its "
+                "steps from random parameters; explain with --score raw, cosine or tuned"
             )
 
     def explain(
