@@ -102,6 +102,7 @@ def judged(row: Row) -> Row:
         np.array(row[key]) for key in ("values", "rises", "together, values", "together, rises")
     )
     factor = factor_of(values, rises) if row["form"] == "tuned" else 1.0
+    right = float((values * rises > 0).mean())
     values, sums = factor * values, factor * sums
     high, low = agree(values, rises).reshape(2, -1).mean(1).tolist()
     of_high, of_low = agree(sums, together).astype(float).tolist()
@@ -109,9 +110,9 @@ def judged(row: Row) -> Row:
         "factor": factor,
         "highest confirmed": high,
         "lowest confirmed": low,
-        "right sign": float((values * rises > 0).mean()),
-        "one rise's difference / mean value": float(
-            np.sqrt(np.mean((rises - values) ** 2)) / np.abs(values).mean()
+        "right sign": right,
+        "difference / mean rise": float(
+            np.sqrt(np.mean((rises - values) ** 2)) / np.abs(rises).mean()
         ),
         "highest together confirmed": of_high,
         "lowest together confirmed": of_low,
