@@ -84,8 +84,6 @@ def test_settings_for_other_data_replace_the_default_configuration() -> None:
     [
         *("train umls --config wn18rr", "train umls --epochs=3 lr=1"),
         *("train umls lr=1 learning_rate=2", "train umls epochs="),
-        *("train umls loss.margin=1 loss.margin=2", "train umls --set epochs=3 epochs=4"),
-        *("train umls --num-epochs 3 training.num_epochs=4", "train umls --set seed=1,seed=2"),
         *("train umls --resume=", "train umls --resume ''", "train umls resume="),
     ],
 )

@@ -16,7 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import page_of
 from clew.runs.influence_forms import DISPUTED_COLUMN
-from clew.runs.reading.facts import evidence, place_text, scored
+from clew.runs.reading.facts import ONE_RUN, evidence, place_text, scored
 from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
 from clew.ui import access, work
@@ -266,6 +266,8 @@ def explanation(job: jobs.Job) -> None:
         )
         _strongest(facts)
         trust(head, run_id, test)
+        if not head.model.runs:
+            basics.note(ONE_RUN)
         notes(head.settings)
     basics.link("influence", "Read the explanation", run=run_id)
 

@@ -185,6 +185,7 @@ def card(explanation: SharedExplanation) -> None:
         of = {"label": "of the last checkpoint,", "value": "not of the best"}
         first.append(basics.fill(_NUMBER, **of, help=note))
         details.append(basics.fill("<br>{note}", note=note))
+    alone = not head.model.runs
     basics.show(
         _CARD,
         triple=basics.triple(test["head"], test["relation"], test["tail"]),
@@ -194,8 +195,8 @@ def card(explanation: SharedExplanation) -> None:
         answer=answer(test, head.settings, len(head.model.runs)),
         evidence=evidence(test, facts, explanation.paths),
         why=summary(facts, scored(test, facts), head.train_size),
-        form=f"{head.form.named}, an estimate.",
-        meaning=head.form.sentence,
+        form=f"{head.form.named}, an estimate{' from one training run' * alone}.",
+        meaning=head.form.sentence + f" {ONE_RUN}" * alone,
     )
     notes({key: value for key, value in head.settings.items() if key not in best})
     for note in agreement_of(facts, len(head.model.runs)):
@@ -203,8 +204,8 @@ def card(explanation: SharedExplanation) -> None:
 
 
 def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
-    """Say how far to trust an explanation: its label, its runs, and what a check of it found."""
-    basics.note(" ".join([head.label.sentence, *([] if head.model.runs else [ONE_RUN])]))
+    """Say how far to trust an explanation: its label, and what a check of it found."""
+    basics.note(head.label.sentence)
     if checked := verification_of(run_id, triple_of(test)):
         basics.note(checked.said[0])
 

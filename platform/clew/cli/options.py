@@ -111,9 +111,6 @@ class Options(Section):
             typed[target] = option.name
         if issubclass(cls, Configured):
             assigned = full_settings(parse_assignments([*given["set"], *assignments]))
-            for key in [k for k in overrides if str(assigned.get(k, overrides[k])) != overrides[k]]:
-                both = f"{key} is {quoted(overrides[key])} and {quoted(assigned[key])}"
-                raise ConfigError(f"{both}; the two contradict each other; leave one of them out")
             values["overrides"] = overrides | assigned
         try:
             return cls.model_validate(values)
@@ -147,7 +144,7 @@ class Configured(Options):
     """Options of a command that needs a configuration, with flags, `--set` and assignments."""
 
     overrides: dict[str, Any] = Field(default_factory=dict, exclude=True)
-    """The settings, `section.key` to value."""
+    """The settings, `section.key` to value; assignments take precedence over flags."""
 
 
 class ConfigOptions(Configured):

@@ -96,8 +96,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"{quoted(text)} is not an assignment; write name=value")
         key, value = key.strip(), value.strip()
-        if overrides.setdefault(key, value) != value:
-            raise ConfigError(f"{quoted(key)[1:-1]} is given twice; leave one of them out")
+        overrides[key] = value
         if value.startswith("["):
             try:
                 overrides[key] = parse_yaml(value)

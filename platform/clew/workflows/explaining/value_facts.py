@@ -41,6 +41,7 @@ from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
 
 SHOWN = 5
+ADVICE = "look facts up before leaving any out, as other triples may need them"
 THROUGH = {"tuned": "fine-tunings of the finished model", "unrolled": "the whole training run"}
 TIMES = 2.0
 """A confirmed value and the effect of leaving the fact out differ by at most this factor."""
@@ -114,7 +115,7 @@ class FactValues:
             lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
         if self.together:
             return "\n".join([*lines, "", *self._tried()])
-        said = "no retraining has confirmed these values: look facts up before leaving any out"
+        said = f"no retraining has confirmed these values: {ADVICE}"
         kept = {"test", "weights", "direction", "score"}
         given = self.request.model_dump(include=kept, exclude_defaults=True) | {"confirm": 20}
         lines += ["", said]
@@ -141,7 +142,7 @@ class FactValues:
                 f"without all {len(facts)} {title} together: {rise:+.4g}; their values{times} add "
                 f"up to {value:+.4g}: {verdict}"
             )
-        return lines
+        return [*lines, ADVICE]
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
