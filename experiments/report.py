@@ -40,7 +40,7 @@ PAGES = {
     "retraining_models": (
         "Which do, for three models?",
         ("influence_validation-models", "influence_validation-wordnet", "verify_recipe",
-         "tuned_recipe"),
+         "verify_alternatives", "tuned_recipe"),
     ),
     "wrong_facts": (
         "Do scores find wrong facts, and mechanisms?",
