@@ -295,7 +295,7 @@ def test_a_search_in_which_everything_fails_ends(folder: Path) -> None:
 
 
 def test_more_time_is_no_advice_where_all_trials_failed(folder: Path) -> None:
-    with pytest.raises(UsageError, match="the loss is") as raised:
+    with pytest.raises(UsageError) as raised:
         tune(request_of(folder, {RATE: {"choices": [1e30, 1e31]}}, trials=2))
     assert "--minutes" not in str(raised.value)
 

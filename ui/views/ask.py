@@ -215,18 +215,7 @@ def asked_question(
         help="The most frequent ones of such a head and tail first.",
     )
     with fourth.popover("Options", width="stretch"):
-        st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
-        level = LEVELS[
-            st.selectbox(
-                "Answer set",
-                list(LEVELS),
-                key="set",
-                bind="query-params",
-                on_change=_changed,
-                help="Mark a set of answers that has the new answer with at least this "
-                "probability: calibrated on validation data, measured on test data.",
-            )
-        ]
+        level = _level()
     sentence.header(_asks(vocabulary, learned, head, relation, tail), anchor=False)
     entities = dict(vocabulary.entities)
     is_question = bool(start[0] or start[2]) and start[1] in labels
@@ -242,6 +231,21 @@ def asked_question(
     for key, value in zip("hrt", asked, strict=True):
         basics.write_address(key, value)
     return Question(model, *asked, level)
+
+
+def _level() -> float | None:
+    """Let a person choose how many answers to see, and return the level of the marked set."""
+    st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
+    chosen = st.selectbox(
+        "Answer set",
+        list(LEVELS),
+        key="set",
+        bind="query-params",
+        on_change=_changed,
+        help="Mark a set of answers that has the new answer with at least this probability: "
+        "calibrated on validation data, measured on test data.",
+    )
+    return LEVELS[chosen]
 
 
 def _asks(vocabulary: ModelNames, learned: Learned, head: str, relation: str, tail: str) -> str:
