@@ -128,19 +128,20 @@ class FactValues:
     def _tried(self) -> list[str]:
         tried = np.isfinite(self.without)
         luck = float(np.sqrt(np.mean((self.without - self.scale * self.values)[tried] ** 2)))
-        times = f", here times {self.scale:.2f}" * (self.request.score == "tuned")
+        times = f" times {self.scale:.2f}" * (self.request.score == "tuned")
         lines = [
-            f"trained again without each of {tried.sum()} facts: {self.confirmed.sum()} values"
-            f"{times} are confirmed (same sign, at most {TIMES:g} times as large or small); a rise "
-            f"differs from the value by {luck:.2g} (root mean square); {names.WORST_FACTS} lists "
-            "only confirmed ones"
+            f"trained again without each of {tried.sum()} facts: {self.confirmed.sum()} confirmed, "
+            f"as the loss rose by half of the value{times} to twice; a rise differs from it by "
+            f"{luck:.2g} (root mean square); {names.WORST_FACTS} lists only confirmed ones"
         ]
+        if not self.scale:
+            lines.append("the loss did not follow the values, so none is confirmed")
         for title, facts, rise in zip(("highest", "lowest"), self.ends, self.together, strict=True):
-            value = self.scale * self.values[facts].sum()
+            value = self.scale * self.values[facts].sum() + 0.0  # not -0
             verdict = "confirmed" if agree(value, np.array(rise)) else "not confirmed"
             lines.append(
-                f"without all {len(facts)} {title} together: {rise:+.4g}; their values{times} add "
-                f"up to {value:+.4g}: {verdict}"
+                f"without all {len(facts)} {title} together: {rise:+.4g}; the sum of their values"
+                f"{times} is {value:+.4g}: {verdict}"
             )
         return [*lines, ADVICE]
 
