@@ -1,7 +1,7 @@
 """Stacked retraining equals the product's trainer; without dropped facts it equals the run."""
 
-import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from clew.influence.verify import (
     fine_tuning,
     groups_of,
     recipe_of,
+    sharing,
 )
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
@@ -221,11 +222,14 @@ def test_a_course_that_validation_steers_is_refused() -> None:
         retrainer(config, graph_of())
 
 
-@pytest.mark.parametrize("clipped", [None, 1e6])
+@pytest.mark.parametrize(("clipped", "shared"), [(None, False), (1e6, False), (None, True)])
 def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
-    clipped: float | None, tmp_path: Path
+    clipped: float | None, shared: bool, tmp_path: Path
 ) -> None:
-    """The product's falls and ranks equal those of explicit steps, trained together or alone."""
+    """The product's falls and ranks equal those of explicit steps, trained together or alone.
+
+    Explanations that share a run lose the facts of all of them.
+    """
     graph = graph_of()
     changes = {"model__input_dropout": 0.0, "loss__kind": "one_vs_all"}
     config = config_of("complex", training__max_grad_norm=clipped, **changes)
@@ -236,10 +240,14 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
     assert recipe_of(config, None, None) == Recipe(epochs=1, learning_rate=0.02)
     tests = graph.test[:2]
     groups = [Group(0, "strongest", np.arange(5)), Group(1, "touching", np.arange(20, 50))]
+    if shared:
+        first, second = groups
+        groups = [replace(first, others=second.facts), replace(second, others=first.facts)]
     source = retrainer(going_on, graph)
     source = Retrainer(graph, going_on, source.origin, source.device, start.eval())
     kept = [KeptRetrainings(tmp_path / str(place), str(place)) for place in range(2)]
     queue = Queue(source, Examiner(graph, going_on, tests), groups, (7, 8), kept)
+    assert len(queue.missing) == (4 if shared else 6), "two seeds with all facts, and without"
     queue.run(lambda: None)
     assert not queue.missing
     assert (source.models_at_once > 1) == (clipped is None)
@@ -254,7 +262,7 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
     for group, effect in zip(groups, effects_of([queue], "tail"), strict=True):
         before, after = (
             np.array([answers(facts, seed)[group.test] for seed in (7, 8)])
-            for facts in (NOTHING, group.facts)
+            for facts in (NOTHING, np.union1d(group.facts, group.others))
         )
         falls = before[:, 0] - after[:, 0]
         assert effect.fall.mean == pytest.approx(falls.mean(), abs=1e-4)
@@ -266,7 +274,7 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
     assert max(abs(effect.fall.mean) for effect in effects_of([queue], "tail")) > 0.05
 
     # An ensemble's effects are means over its members, each with its own seeds here.
-    members = [dataclasses.replace(queue, seeds=(seed,)) for seed in (7, 8)]
+    members = [replace(queue, seeds=(seed,)) for seed in (7, 8)]
     assert effects_of(members, "tail") == effects_of([queue], "tail")
 
 
@@ -310,12 +318,29 @@ def test_groups_are_the_strongest_facts_siblings_and_neighbours() -> None:
     assert not [g for g in groups_of(graph, graph.test, 0, listed[:0]) if g.kind == "strongest"]
 
 
+def test_explanations_share_a_run_if_no_fact_of_one_has_an_end_of_the_other() -> None:
+    """Three explanations of pairs of entities; the third's facts have an end of the first."""
+    facts = [(0, 0, 9), (1, 0, 9), (2, 0, 9), (3, 0, 9), (4, 0, 1), (5, 0, 9)]
+    graph = replace(graph_of(), train=np.array(facts, np.int32))
+    tests = np.array([(0, 0, 1), (2, 0, 3), (4, 0, 5)], np.int32)
+    own = [(0, [0]), (0, [0, 1]), (1, [2, 3]), (1, [2]), (2, [4, 5]), (2, [5])]
+    groups = [Group(test, "strongest", np.array(facts)) for test, facts in own]
+    found = sharing(graph, tests, groups, 5)
+    assert [(group.test, group.facts.tolist()) for group in found] == own
+    assert [group.taken.tolist() for group in found] == [
+        [0], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5], [2, 4, 5], [2, 4, 5], [0, 1, 2, 3, 5]
+    ]  # fmt: skip
+    for most in (1, 2):
+        runs = [tuple(group.taken.tolist()) for group in sharing(graph, tests, groups, most)]
+        assert max(runs.count(run) for run in runs) == most
+
+
 def test_controls_hold_neither_the_triple_nor_a_strongest_fact_nor_a_copy() -> None:
     """Nine facts at the ends: the triple, twice; two strongest, one of them twice; four others."""
     siblings = [(0, 0, tail) for tail in (2, 3, 4)]
     facts = [(0, 0, 1), *siblings, (0, 0, 2), (5, 1, 1), (0, 0, 1), (6, 1, 0), (1, 1, 7), (8, 1, 9)]
     train = np.array(facts, np.int32)
-    graph = dataclasses.replace(graph_of(), train=train)
+    graph = replace(graph_of(), train=train)
     found = [*groups_of(graph, train[:1], 0, np.array([1, 5]))]
     assert [(g.kind, g.facts.tolist()) for g in found if g.kind != "touching"] == [
         ("strongest", [1]), ("strongest", [1, 5]), ("siblings", [2, 3])

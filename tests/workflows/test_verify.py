@@ -158,6 +158,31 @@ def test_a_stopped_check_goes_on_where_it_was(
     assert all(r.tuned.fall.half_width is None for r in found.tests[0].removals)
 
 
+def test_several_explanations_share_fine_tunings_only_if_asked_and_never_whole_runs(
+    explained: str, trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    train_each = Retrainer.train_each
+
+    def counting(self: Retrainer, wanted: Any) -> Any:
+        several = list(wanted)
+        taken.extend(len(one.dropped) for one in several)
+        return train_each(self, several)
+
+    monkeypatch.setattr(Retrainer, "train_each", counting)
+    alone = verify(VerifyRequest(explained, top_tests=2, seeds=1, at_once=1))
+    separate, taken[:] = sorted(taken), []
+    groups = sorted(len(r.facts) for test in alone.tests for r in test.removals)
+    assert separate == [0, *groups]
+    assert not any(removal.others for test in alone.tests for removal in test.removals)
+    shared = verify(VerifyRequest(explained, top_tests=2, seeds=1))
+    added = [removal.others for test in shared.tests for removal in test.removals]
+    assert max(taken) == max(len(r.facts) + r.others for t in shared.tests for r in t.removals)
+    # Groups without a partner are kept from before; of two that share a run, each adds its facts.
+    assert len(taken) == len([one for one in added if one]) / 2
+    assert sum(added) == sum(taken)
+
+
 def test_python_and_a_triple_that_is_explained_first(
     trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,8 @@ class VerifyOptions(Printed):
     """Number of seeds to train with."""
     whole: bool = False
     """Also train again from the start without the facts, as the reference."""
+    at_once: Annotated[int, Field(ge=1)] = 5
+    """Most explanations that share a fine-tuning, if their ends are apart; not with --whole."""
     epochs: Annotated[int | None, Field(ge=1)] = None
     """Epochs of the fine-tuning (default: a sixth of the model's)."""
     learning_rate: Annotated[float | None, Field(gt=0)] = None

@@ -6,7 +6,7 @@ together, and each finished result is kept on the disk.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -24,7 +24,7 @@ from clew.influence.outcomes import (
     strongest,
 )
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, Retraining
-from clew.link_prediction.triples import KnowledgeGraph, Triples, as_keys
+from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples, as_keys
 from clew.runs.validation_record import Measured, Recipe
 from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair
 
@@ -47,6 +47,12 @@ class Group:
     facts: Facts
     drawn_from: int | None = None
     """Number of facts of which a control is a random part, or all."""
+    others: Facts = field(default_factory=lambda: NOTHING)
+    """Facts of other explanations that are taken away in the same training run."""
+
+    @property
+    def taken(self) -> Facts:
+        return np.union1d(self.facts, self.others)
 
 
 def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> Iterator[Group]:
@@ -70,6 +76,36 @@ def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> 
         if size:
             facts = np.sort(strongest(near, size, chance))
             yield Group(place, kind, facts, drawn_from=int(near.sum()))
+
+
+def sharing(
+    graph: KnowledgeGraph, tests: Triples, groups: Sequence[Group], most: int
+) -> list[Group]:
+    """Return the groups, up to `most` of which share a training run.
+
+    Those that share one have no end in common, and no fact of one has an end of another's explained
+    triple.
+    """
+    ends = [set(test[[HEAD, TAIL]].tolist()) for test in tests]
+    near = [set(graph.train[group.facts][:, [HEAD, TAIL]].flat) for group in groups]
+    runs: list[list[int]] = []
+    for place in sorted(range(len(groups)), key=lambda place: -len(groups[place].facts)):
+        own = ends[groups[place].test]
+
+        def is_apart(other: int, place: int = place, own: set[int] = own) -> bool:
+            theirs = ends[groups[other].test]
+            return own.isdisjoint(theirs | near[other]) and theirs.isdisjoint(near[place])
+
+        fitting = (run for run in runs if len(run) < most and all(map(is_apart, run)))
+        if (run := next(fitting, None)) is None:
+            runs.append(run := [])
+        run.append(place)
+    found = list(groups)
+    for run in runs:
+        for place in run:
+            others = [groups[other].facts for other in run if other != place]
+            found[place] = replace(groups[place], others=np.concatenate([NOTHING, *others]))
+    return found
 
 
 def recipe_of(config: RunConfig, epochs: int | None, learning_rate: float | None) -> Recipe:
@@ -106,7 +142,7 @@ class Queue:
         found: dict[str, tuple[Retraining, list[int]]] = {}
         nothing = [Group(test, "strongest", NOTHING) for test in range(len(self.kept))]
         for seed, group in product(self.seeds, (*nothing, *self.groups)):
-            one = Retraining(seed, group.facts)
+            one = Retraining(seed, group.taken)
             if one not in self.kept[group.test]:
                 found.setdefault(one.key, (one, []))[1].append(group.test)
         return found
@@ -142,7 +178,7 @@ def effects_of(members: Sequence[Queue], direction: Question) -> list[Effect]:
         return np.concatenate([queue.answers(test, facts, direction) for queue in members])
 
     before = [answers(test, NOTHING) for test in tests]
-    after = [answers(group.test, group.facts) for group in groups]
+    after = [answers(group.test, group.taken) for group in groups]
     places = np.array([group.test for group in groups])
     falls = np.array([before[test] - found for test, found in zip(places, after, strict=True)])
     half_widths = [_half_width(falls[places == test, :, 0]) for test in tests]

@@ -79,6 +79,8 @@ class Removal(_Record):
     whole: Effect | None = None
     drawn_from: int | None = None
     """Number of facts of which a control is a random part, or all; None if it is not known."""
+    others: int = 0
+    """Number of facts of other explanations that were taken away in the same fine-tuning."""
 
     @property
     def named(self) -> str:
@@ -263,6 +265,8 @@ class Verification(_Record):
         of_each = f" for each of {self.runs} runs" * (self.runs > 1 and not self.is_whole)
         said = f"{how} without the facts, and compared with the same on all facts: "
         said += f"{counted(self.seeds, 'seed')}{of_each}. {SCALE}"
+        if any(removal.others for test in self.tests for removal in test.removals):
+            said += " Explanations whose ends are apart shared fine-tunings."
         return f"{said} This is about {about}. {known}."
 
     @property

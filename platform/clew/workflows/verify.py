@@ -21,6 +21,7 @@ from clew.influence.verify import (
     fine_tuning,
     groups_of,
     recipe_of,
+    sharing,
 )
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import Triples
@@ -70,6 +71,7 @@ class VerifyRequest:
     """The only triple of the report to check, by its names in the data."""
     seeds: int = 2
     whole: bool = False
+    at_once: int = 5
     epochs: int | None = None
     learning_rate: float | None = None
 
@@ -82,7 +84,7 @@ def verify(
 ) -> Verification:
     """Take the facts of explanations away, and keep what happens with the explanation's run.
 
-    Trainings that were finished before, by any call, are not repeated.
+    Training runs that were finished before, by any call, are not repeated.
     """
     if request.test and request.explanation:
         raise ConfigError(
@@ -143,6 +145,8 @@ def _queues(
         for place, one in enumerate(explained)
         for group in groups_of(graph, tests, place, _strongest(source, one, tests[[place]]))
     ]
+    if not request.whole:
+        groups = sharing(graph, tests, groups, request.at_once)
     seeds = seeds_of(source, request.seeds)[1:]
 
     def queue(config: RunConfig, start: GraphModel | None, begin: str) -> Queue:
@@ -225,6 +229,7 @@ def _effects(
                 tuned=t,
                 whole=w,
                 drawn_from=group.drawn_from,
+                others=len(group.others),
             ),
         )
         for group, t, w in zip(groups, effects_of(tuned, direction), again, strict=True)
