@@ -69,6 +69,8 @@ class Why:
     tail: str
     end: End
     model: str = ""
+    score: str = "auto"
+    """Form of the scores."""
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ def perform(asked: object, folder: Path, say: Say) -> None:
         case work.Why():
             triple = (asked.head, asked.relation, asked.tail)
             first = folder / work.FIRST_ANSWER_FILE
-            end = {"influence.direction": asked.end}
-            result = tracin(asked.model, [triple], end, first_answer=first, progress=progress)
+            how = {"influence.direction": asked.end, "influence.score": asked.score}
+            result = tracin(asked.model, [triple], how, first_answer=first, progress=progress)
             tell(result.as_dict())
         case work.Check():
             verify(VerifyRequest(asked.run_id, triple=asked.triple), progress=progress)

@@ -1,12 +1,15 @@
 """*Why?* on the page Ask: first the facts near a triple, then all facts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from clew.runs.reading.facts import TRAIN_KEY
 from clew.ui.components import answers, jobs
+from clew.ui.components.explanations import facts_of, report_head, report_of_run
 from clew.ui.work import Why
 from tests.recorded import MODEL, Recorded
 from tests.ui.commands_here import CommandsHere
@@ -68,6 +71,33 @@ def test_what_reasons_share_is_prepared_once_and_used(
     assert answers.prepare_reasons(model, "0" * 32) is job
     commands.run_last()
     assert job.state == "done"
+
+
+def test_a_second_opinion_is_scored_by_fine_tuning_and_compared(
+    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    use(recorded.copy(tmp_path / "store").uri)
+    asked = replace(WHY, model=recorded.runs["fp32 1"])
+    first = jobs.jobs().start(asked, title="Explain", action="explain")
+    commands.run_last()
+    page = look(first.job_id)
+    (button,) = page.button
+    no_surprise(button.click().run())
+    second = jobs.jobs().find("".join(page.query_params["tuned"]))
+    assert second is not None
+    assert second.asked == replace(asked, score="tuned")
+    assert "By fine-tuning" not in shown(page)
+
+    commands.run_last()
+    no_surprise(page.run())
+    text = shown(page)
+    assert "By fine-tuning" in text
+    assert not page.button
+    assert text.count("clew-relation") == 10, "five facts of each"
+    two = [report_of_run(job.run_id()) for job in (first, second)]
+    assert [report_head(files).form.key for files in two] == ["kronecker", "tuned"]
+    top = [set(map(tuple, facts_of(files, 0)[TRAIN_KEY][:10].to_numpy())) for files in two]
+    assert f"{len(top[0] & top[1])} of the 10" in text
 
 
 def count_near(store: Recorded) -> int:

@@ -5,7 +5,7 @@ The reasons come first from the facts near the triple, then from all facts.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import page_of
 from clew.runs.influence_forms import DISPUTED_COLUMN
-from clew.runs.reading.facts import ONE_RUN, evidence, place_text, scored
+from clew.runs.reading.facts import ONE_RUN, agreement, evidence, place_text, scored
 from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
 from clew.ui import access, work
@@ -44,6 +44,11 @@ COLUMNS = {
     "Page": LinkColumn(display_text="open", help="The page of its database."),
 }
 NUM_FACTS = 5
+TUNED = "tuned"
+FINE_TUNING = (
+    "Differentiates a short fine-tuning of the finished model. It takes longer, and in our "
+    "measurements did not predict retraining better: a second opinion."
+)
 _FACT = '<li class="{kind}"><span class="clew-mark clew-for">{sign}</span>{triple}</li>'
 
 
@@ -270,6 +275,44 @@ def explanation(job: jobs.Job) -> None:
             basics.note(ONE_RUN)
         notes(head.settings)
     basics.link("influence", "Read the explanation", run=run_id)
+    if head.form.key != TUNED:
+        with basics.guarded("The other scores"):
+            _by_fine_tuning(job, run_id, facts)
+
+
+def _by_fine_tuning(first: jobs.Job, run_id: str, facts: pd.DataFrame) -> None:
+    """Let a person score all facts by fine-tuning too, and compare the strongest ones."""
+    assert isinstance(first.asked, work.Why)
+    tuned, called = replace(first.asked, score=TUNED), f"{first.title} by fine-tuning"
+
+    def start() -> None:
+        job = jobs.jobs().start(tuned, title=called, action="explain")
+        basics.write_address("tuned", job.job_id)
+
+    def compared(job: jobs.Job) -> None:
+        if not (other := job.run_id()):
+            return
+        files = explanations.report_of_run(other)
+        head = explanations.with_validation(explanations.report_head(files))
+        others = explanations.facts_of(files, 0)
+        for number, share in [*agreement(facts, others).overlap.items()][:1]:
+            same = f"{round(number * share)} of the {number} most helpful facts are the same."
+            st.markdown(f"**By fine-tuning**: {same}")
+        _strongest(others)
+        trust(head, other, explanations.triple_at(head, 0))
+        basics.link("influence", "Compare them", run=run_id, other=other, view="Another run")
+
+    job_id = basics.address("tuned")
+    shown = jobs.jobs().find(job_id) if job_id else None
+    if shown is None or shown.asked != tuned:
+        st.button(
+            "Score by fine-tuning too",
+            on_click=basics.attempt(start),
+            disabled=not access.may("explain"),
+            help=FINE_TUNING,
+        )
+        return
+    jobs.show(job_id, result=compared)
 
 
 def _strongest(facts: pd.DataFrame) -> None:

@@ -174,7 +174,7 @@ def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
 
 
 def _forget_answer() -> None:
-    for key in ("answer", "why", "for"):
+    for key in ("answer", "why", "for", "tuned"):
         basics.write_address(key, None)
 
 
