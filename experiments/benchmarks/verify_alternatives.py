@@ -13,8 +13,8 @@ rank correlation of its falls with the whole ones.
 - "near": the embeddings of all entities of the taken facts change too.
 - "Kelpie": as Kelpie's post-training (Rossi et al., 2022, section 4.2), the head's embedding is
   drawn anew and trained on the facts with it, for the epochs of the run; all else stays.
-- "own facts": as "ends", but only on the facts that have an end, for the epochs of the run; and
-  "own facts, batches of 16". A large graph would need seconds for them.
+- "own facts": as "ends", but only on the facts that have an end, for the epochs of the run. A large
+  graph would need seconds for it.
 - "shared": the recipe, with facts of up to five explanations that do not touch taken away at once.
 
 The rules were written down before the measurements. An alternative replaces the recipe if its
@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clew.config.load import load, with_settings
+from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.files import working_folder
 from clew.influence.outcomes import Examiner, Facts, WithoutFacts, rank_correlations
@@ -75,8 +75,8 @@ CASES = {name: case for name, case in MODEL_CASES.items() if case.dense_part_of 
 SEEDS, EXPLAINED = 2, 8
 GAIN = 0.02
 PRESENT = "the recipe"
-OWN = {"own facts": None, "own facts, batches of 16": 16}
-ALTERNATIVES = ("state kept", "ends", "near", "Kelpie", *OWN)
+OWN = "own facts"
+ALTERNATIVES = ("state kept", "ends", "near", "Kelpie", OWN)
 SHARED = "shared"
 WAYS = (PRESENT, *ALTERNATIVES, SHARED)
 LOSS, FACTORS = 0.01, (0.5, 3.0)
@@ -157,17 +157,15 @@ def alternative(source: TraceSource, kind: str, test: np.ndarray, groups: list[G
     graph, config = source.task.graph, source.model.config
     run = source.tracer.runs[0]
     ends = {int(test[HEAD]), int(test[TAIL])}
-    near = dict.fromkeys(("ends", *OWN), ends) | {
+    near = dict.fromkeys(("ends", OWN), ends) | {
         "state kept": set[int](),
         "near": ends.union(*(graph.train[group.facts][:, [HEAD, TAIL]].flat for group in groups)),
         "Kelpie": {int(test[HEAD])},
     }
-    own = {"Kelpie": near["Kelpie"]} | dict.fromkeys(OWN, ends)
+    own = {"Kelpie": near["Kelpie"]} | {OWN: ends}
     touching = np.isin(graph.train[:, [HEAD, TAIL]], [*own.get(kind, ())]).any(1)
-    epochs = config.training.num_epochs if kind in OWN else None
+    epochs = config.training.num_epochs if kind == OWN else None
     tuning = fine_tuning(config, recipe_of(config, epochs, None))
-    if batch_size := OWN.get(kind):
-        tuning = with_settings(tuning, {"training.batch_size": batch_size})
     return Alternative(
         graph,
         config if kind == "Kelpie" else tuning,
@@ -268,14 +266,12 @@ def choose(rows: Iterable[Row]) -> Mapping[str, object]:
     averages = {way: mean(float(str(row["correlation"])) for row in of_way[way]) for way in WAYS}
     factors = {way: mean(map(factor, of_way[way])) for way in WAYS}
     best = max((PRESENT, *ALTERNATIVES), key=lambda way: averages[way])
-    cheap = max(OWN, key=lambda way: averages[way])
+    is_near = averages[OWN] >= averages[PRESENT] - GAIN
+    is_cheap_way = is_near and FACTORS[0] <= factors[OWN] <= FACTORS[1]
     return {
         "chosen": best if averages[best] >= averages[PRESENT] + GAIN else PRESENT,
         "several share a run": averages[SHARED] >= averages[PRESENT] - LOSS,
-        "for models trained one at a time": cheap
-        if averages[cheap] >= averages[PRESENT] - GAIN
-        and FACTORS[0] <= factors[cheap] <= FACTORS[1]
-        else PRESENT,
+        "for models trained one at a time": OWN if is_cheap_way else PRESENT,
         "averages": averages,
         "whole falls, times": factors,
     }

@@ -96,7 +96,7 @@ def perform(asked: object, folder: Path, say: Say) -> None:
             tell(predicted.as_dict())
         case work.Why():
             triple = (asked.head, asked.relation, asked.tail)
-            first = folder / work.FIRST_ANSWER_FILE
+            first = folder / work.FIRST_ANSWER_FILE if asked.score == "auto" else None
             how = {"influence.direction": asked.end, "influence.score": asked.score}
             result = tracin(asked.model, [triple], how, first_answer=first, progress=progress)
             tell(result.as_dict())
