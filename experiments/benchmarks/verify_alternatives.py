@@ -13,15 +13,12 @@ rank correlation of its falls with the whole ones.
 - "near": the embeddings of all entities of the taken facts change too.
 - "Kelpie": as Kelpie's post-training (Rossi et al., 2022, section 4.2), the head's embedding is
   drawn anew and trained on the facts with it, for the epochs of the run; all else stays.
-- "own facts": as "ends", but only on the facts that have an end, for the epochs of the run. A large
-  graph would need seconds for it.
 - "shared": the recipe, with facts of up to five explanations that do not touch taken away at once.
 
 The rules were written down before the measurements. An alternative replaces the recipe if its
 correlation, averaged over the models whose test MRR is at least 0.3, is at least 0.02 higher.
 Otherwise the recipe stays. "shared" becomes the way to check several explanations if its average is
-at most 0.01 lower. "own facts" becomes the way for models that are trained one at a time if its
-average is at most 0.02 lower, and whole falls are 0.5 to 3 times its falls on average.
+at most 0.01 lower.
 
 Results of a finished case stay in `runs/verify_alternatives`, so several processes can share the
 work; the command without names goes on from there.
@@ -75,11 +72,10 @@ CASES = {name: case for name, case in MODEL_CASES.items() if case.dense_part_of 
 SEEDS, EXPLAINED = 2, 8
 GAIN = 0.02
 PRESENT = "the recipe"
-OWN = "own facts"
-ALTERNATIVES = ("state kept", "ends", "near", "Kelpie", OWN)
+ALTERNATIVES = ("state kept", "ends", "near", "Kelpie")
 SHARED = "shared"
 WAYS = (PRESENT, *ALTERNATIVES, SHARED)
-LOSS, FACTORS = 0.01, (0.5, 3.0)
+LOSS = 0.01
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Alternative(Retrainer):
     near: frozenset[int] = frozenset()
     """The entities whose embeddings change."""
     own: Facts = field(default_factory=lambda: NOTHING)
-    """Facts that stay out in every run: those without the head or without an end."""
+    """Facts that stay out in every run: for "Kelpie", those without the head."""
 
     @property
     def why_one_at_a_time(self) -> str:
@@ -157,15 +153,14 @@ def alternative(source: TraceSource, kind: str, test: np.ndarray, groups: list[G
     graph, config = source.task.graph, source.model.config
     run = source.tracer.runs[0]
     ends = {int(test[HEAD]), int(test[TAIL])}
-    near = dict.fromkeys(("ends", OWN), ends) | {
+    near = {
         "state kept": set[int](),
+        "ends": ends,
         "near": ends.union(*(graph.train[group.facts][:, [HEAD, TAIL]].flat for group in groups)),
         "Kelpie": {int(test[HEAD])},
-    }
-    own = {"Kelpie": near["Kelpie"]} | {OWN: ends}
-    touching = np.isin(graph.train[:, [HEAD, TAIL]], [*own.get(kind, ())]).any(1)
-    epochs = config.training.num_epochs if kind == OWN else None
-    tuning = fine_tuning(config, recipe_of(config, epochs, None))
+    }[kind]
+    touching = (graph.train[:, [HEAD, TAIL]] == test[HEAD]).any(1)
+    tuning = fine_tuning(config, recipe_of(config, None, None))
     return Alternative(
         graph,
         config if kind == "Kelpie" else tuning,
@@ -174,8 +169,8 @@ def alternative(source: TraceSource, kind: str, test: np.ndarray, groups: list[G
         run.models[-1],
         kind,
         run.checkpoints[-1].path,
-        frozenset(int(entity) for entity in near[kind]),
-        np.flatnonzero(~touching) if kind in own else NOTHING,
+        frozenset(int(entity) for entity in near),
+        np.flatnonzero(~touching) if kind == "Kelpie" else NOTHING,
     )
 
 
@@ -266,12 +261,9 @@ def choose(rows: Iterable[Row]) -> Mapping[str, object]:
     averages = {way: mean(float(str(row["correlation"])) for row in of_way[way]) for way in WAYS}
     factors = {way: mean(map(factor, of_way[way])) for way in WAYS}
     best = max((PRESENT, *ALTERNATIVES), key=lambda way: averages[way])
-    is_near = averages[OWN] >= averages[PRESENT] - GAIN
-    is_cheap_way = is_near and FACTORS[0] <= factors[OWN] <= FACTORS[1]
     return {
         "chosen": best if averages[best] >= averages[PRESENT] + GAIN else PRESENT,
         "several share a run": averages[SHARED] >= averages[PRESENT] - LOSS,
-        "for models trained one at a time": OWN if is_cheap_way else PRESENT,
         "averages": averages,
         "whole falls, times": factors,
     }
