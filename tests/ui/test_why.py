@@ -73,31 +73,57 @@ def test_what_reasons_share_is_prepared_once_and_used(
     assert job.state == "done"
 
 
+@pytest.mark.parametrize("by_itself", [True, False])
 def test_a_second_opinion_is_scored_by_fine_tuning_and_compared(
-    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+    recorded: Recorded,
+    tmp_path: Path,
+    use: Callable[[str], None],
+    commands: CommandsHere,
+    monkeypatch: pytest.MonkeyPatch,
+    by_itself: bool,
 ) -> None:
     use(recorded.copy(tmp_path / "store").uri)
+    if not by_itself:
+        monkeypatch.setattr(answers, "TUNED_MODELS", ("rotate",))
     asked = replace(WHY, model=recorded.runs["fp32 1"])
     first = jobs.jobs().start(asked, title="Explain", action="explain")
     commands.run_last()
     page = look(first.job_id)
-    (button,) = page.button
-    no_surprise(button.click().run())
-    second = jobs.jobs().find("".join(page.query_params["tuned"]))
-    assert second is not None
+    assert len(page.button) == 1, "it starts or cancels the second"
+    if not by_itself:
+        assert commands.last is first
+        no_surprise(page.button[0].click().run())
+    second = commands.last
+    assert second.job_id == "".join(page.query_params["tuned"])
     assert second.asked == replace(asked, score="tuned")
     assert "By fine-tuning" not in shown(page)
 
     commands.run_last()
     no_surprise(page.run())
     text = shown(page)
+    assert commands.last is second, "it is not started again"
     assert "By fine-tuning" in text
+    assert (answers.BETTER in text) == by_itself
     assert not page.button
     assert text.count("clew-relation") == 10, "five facts of each"
     two = [report_of_run(job.run_id()) for job in (first, second)]
     assert [report_head(files).form.key for files in two] == ["kronecker", "tuned"]
     top = [set(map(tuple, facts_of(files, 0)[TRAIN_KEY][:10].to_numpy())) for files in two]
     assert f"{len(top[0] & top[1])} of the 10" in text
+
+
+def test_a_run_whose_steps_cannot_be_repeated_keeps_its_first_explanation(
+    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    """The champion was trained in mixed precision."""
+    use(recorded.copy(tmp_path / "store").uri)
+    first = jobs.jobs().start(WHY, title="Explain", action="explain")
+    commands.run_last()
+    page = look(first.job_id)
+    assert commands.run_last().state == "failed"
+    no_surprise(page.run())
+    assert commands.last.message() in shown(page)
+    assert shown(page).count("clew-relation") == 5
 
 
 def count_near(store: Recorded) -> int:

@@ -5,6 +5,7 @@ The reasons come first from the facts near the triple, then from all facts.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,13 +15,15 @@ import streamlit as st
 from streamlit.column_config import LinkColumn, NumberColumn, ProgressColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
+from clew import names
 from clew.biolink import page_of
-from clew.runs.influence_forms import DISPUTED_COLUMN
+from clew.errors import UsageError
+from clew.runs.influence_forms import DISPUTED_COLUMN, MOST_FACTS_TUNED, TUNED_MODELS
 from clew.runs.reading.facts import ONE_RUN, agreement, evidence, place_text, scored
 from clew.runs.reading.models import Learned, ModelNames
-from clew.runs.reading.reports import ReportFiles
+from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.ui import access, work
-from clew.ui.components import basics, explanations, jobs, tables
+from clew.ui.components import basics, explanations, jobs, runs, tables
 from clew.ui.components.facts import notes, trust
 
 MAX_HEIGHT = 758
@@ -46,9 +49,10 @@ COLUMNS = {
 NUM_FACTS = 5
 TUNED = "tuned"
 FINE_TUNING = (
-    "Differentiates a short fine-tuning of the finished model. It takes longer, and in our "
-    "measurements did not predict retraining better: a second opinion."
+    "A second opinion: the derivative through a short fine-tuning of the finished model. It takes "
+    "far longer."
 )
+BETTER = "For such models they predicted training without the facts a little better on average."
 _FACT = '<li class="{kind}"><span class="clew-mark clew-for">{sign}</span>{triple}</li>'
 
 
@@ -277,42 +281,51 @@ def explanation(job: jobs.Job) -> None:
     basics.link("influence", "Read the explanation", run=run_id)
     if head.form.key != TUNED:
         with basics.guarded("The other scores"):
-            _by_fine_tuning(job, run_id, facts)
+            _by_fine_tuning(job, head, run_id, facts)
 
 
-def _by_fine_tuning(first: jobs.Job, run_id: str, facts: pd.DataFrame) -> None:
-    """Let a person score all facts by fine-tuning too, and compare the strongest ones."""
+def _by_fine_tuning(first: jobs.Job, head: ReportHead, run_id: str, facts: pd.DataFrame) -> None:
+    """Score all facts by fine-tuning too, and compare the strongest ones.
+
+    It starts by itself for models whose retraining these scores predict better on average.
+    """
     assert isinstance(first.asked, work.Why)
     tuned, called = replace(first.asked, score=TUNED), f"{first.title} by fine-tuning"
+    run, allowed = runs.run_by_id(head.model.run_id), access.may("explain")
+    kind = run.params.get(f"{names.PARAMETER_PREFIX}model.kind") if run else None
+    is_better = kind in TUNED_MODELS and head.train_size <= MOST_FACTS_TUNED
 
     def start() -> None:
         job = jobs.jobs().start(tuned, title=called, action="explain")
         basics.write_address("tuned", job.job_id)
 
     def compared(job: jobs.Job) -> None:
-        if not (other := job.run_id()):
-            return
+        other = job.run_id()
         files = explanations.report_of_run(other)
-        head = explanations.with_validation(explanations.report_head(files))
+        theirs = explanations.with_validation(explanations.report_head(files))
         others = explanations.facts_of(files, 0)
         for number, share in [*agreement(facts, others).overlap.items()][:1]:
             same = f"{round(number * share)} of the {number} most helpful facts are the same."
-            st.markdown(f"**By fine-tuning**: {same}")
+            st.markdown(f"**By fine-tuning**: {same} {BETTER if is_better else ''}")
         _strongest(others)
-        trust(head, other, explanations.triple_at(head, 0))
+        trust(theirs, other, explanations.triple_at(theirs, 0))
         basics.link("influence", "Compare them", run=run_id, other=other, view="Another run")
 
-    job_id = basics.address("tuned")
-    shown = jobs.jobs().find(job_id) if job_id else None
-    if shown is None or shown.asked != tuned:
-        st.button(
-            "Score by fine-tuning too",
-            on_click=basics.attempt(start),
-            disabled=not access.may("explain"),
-            help=FINE_TUNING,
-        )
-        return
-    jobs.show(job_id, result=compared)
+    def of_address() -> jobs.Job | None:
+        job_id = basics.address("tuned")
+        found = jobs.jobs().find(job_id) if job_id else None
+        return found if found is not None and found.asked == tuned else None
+
+    if of_address() is None and is_better and allowed and not head.model.runs:
+        with suppress(UsageError):  # too many commands run: it can be started later
+            start()
+    if (job := of_address()) is None:
+        about, action = FINE_TUNING, basics.attempt(start)
+        st.button("Score by fine-tuning too", on_click=action, disabled=not allowed, help=about)
+    elif job.state == "failed":
+        basics.note(f"Not scored by fine-tuning: {job.message()}")
+    else:
+        jobs.show(job.job_id, result=lambda job: compared(job) if job.state == "done" else None)
 
 
 def _strongest(facts: pd.DataFrame) -> None:
