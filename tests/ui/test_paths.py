@@ -38,7 +38,7 @@ def record(*triples: Triple, influence: float | None = 1.0) -> PathRecord:
         (PathStep(TripleRecord(*(Term(text, text) for text in triple)), number, influence),)
         for number, triple in enumerate(triples)
     )
-    return PathRecord(1.0, tuple(steps))
+    return PathRecord(1.0, tuple(steps), (1,) * len(triples))
 
 
 def found_paths(*paths: PathRecord) -> reading.Paths:
@@ -65,7 +65,8 @@ def test_facts_that_several_paths_share_are_listed_once_the_strongest_first() ->
 
     weak, strong, unknown = step(0, 0.5), step(1, -2.0), step(2, None)
     paths = found_paths(
-        PathRecord(1.0, ((weak,), (strong,))), PathRecord(2.0, ((weak, unknown), (strong,)))
+        PathRecord(1.0, ((weak,), (strong,)), (1, 1)),
+        PathRecord(2.0, ((weak, unknown), (strong,)), (2, 1)),
     )
     assert list(paths.facts["head_id"]) == ["e1", "e0", "e2"]
     assert [path.ranks for path in paths.found] == [(2, 1), (2, 3, 1)]

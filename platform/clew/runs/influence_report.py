@@ -11,7 +11,6 @@ name; they are equal if a data set has no labels.
 
 import json
 import operator
-from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,7 +32,6 @@ CONVE_PARTS = ("entity_output", "entity_cross", "entity_input", "relation", "den
 """Parts of ConvE in `by_part`, in this order: scorer; scorer x lookup of the shared entity table;
 lookup of the head; lookup of the relation; fully connected layer; convolution with all
 normalisations."""
-HELD_BEFORE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,36 +120,21 @@ class PathRecord:
 
     cost: float
     steps: tuple[tuple[PathStep, ...], ...]
-    counts: tuple[int, ...] = ()
-    """Empty in older reports, whose steps hold the first `HELD_BEFORE` facts of unknown many."""
+    counts: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        held = [len(facts) for facts in self.steps]
-        counts = [*self.counts] or held
+        counts, held = self.counts, [*map(len, self.steps)]
         if len(counts) != len(held) or any(map(operator.lt, counts, held)) or not all(held):
             raise ValueError(f"counts {counts} of a path whose steps hold {held} facts")
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the steps are known to hold every fact."""
-        held = [len(facts) for facts in self.steps]
-        return [*self.counts] == held if self.counts else max(held, default=0) < HELD_BEFORE
-
-    @property
-    def numbers(self) -> Iterator[tuple[tuple[PathStep, ...], int, str]]:
-        """Yield the facts of each step, how many there are, and `at least ` if it can be more."""
-        for facts, count in zip(self.steps, self.counts or map(len, self.steps), strict=True):
-            is_known = self.counts or len(facts) < HELD_BEFORE
-            yield facts, count, "" if is_known else "at least "
 
     def chain(self, head: Term) -> str:
         """Return the path in one line from `head` on; an arrow points to the tail of a fact."""
         here, text = head, head.label
-        for facts, count, least in self.numbers:
+        for facts, count in zip(self.steps, self.counts, strict=True):
             fact = facts[0].train
             forward = fact.head == here
             here = fact.tail if forward else fact.head
-            more = f" ({least}+{count - 1:,})" if count > 1 else ""
+            more = f" (+{count - 1:,})" if count > 1 else ""
             relation = f"{fact.relation.label}{more}"
             text += f" —{relation}→ {here.label}" if forward else f" ←{relation}— {here.label}"
         return text

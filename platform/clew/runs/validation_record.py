@@ -110,8 +110,6 @@ class ScoreSettings(StrictRecord):
 class DatamodellingScore(StrictRecord):
     """Rank correlation of a form's summed scores with the effect of leaving out random subsets."""
 
-    model_config = ConfigDict(extra="ignore")  # older records: over_siblings
-
     form: FormName
     drop: float
     """Share of the facts that each retraining leaves out."""
@@ -146,11 +144,9 @@ class DeletionEffect(StrictRecord):
 class ValidationSummary(StrictRecord):
     """Short result of the test of one form of score, to keep with an explanation."""
 
-    model_config = ConfigDict(extra="ignore")  # older reports: correlations without intervals
-
     run_id: str
     score: DatamodellingScore | None = None
-    """None in reports of earlier versions, which do not count as tested."""
+    """None if the test had other forms."""
     baseline: DatamodellingScore | None = None
     """The strongest baseline that was measured, by its correlation."""
     num_tests: int = 0
@@ -268,15 +264,15 @@ class ValidationRecord(StrictRecord):
     test_loss: TestLoss = "trained"
     """The loss of that question that the scores explain."""
     settings: ScoreSettings | None = None
-    """Settings of the scores; None in older records, which no explanation counts."""
+    """Settings of the scores; None if they are not known, and then no explanation counts it."""
     data_fingerprint: str
     config_hash: str
     num_tests: int
     num_subsets: int
     num_other_seeds: int
     num_retrainings: int
-    num_deletions: int | None = None
-    """Number of test triples whose strongest facts were deleted; None in older records."""
+    num_deletions: int = 0
+    """Number of test triples whose strongest facts were deleted."""
     largest_difference: float
     """Largest difference of log-probabilities between the run and a retraining on all facts."""
     scores: tuple[DatamodellingScore, ...]
@@ -294,7 +290,7 @@ class ValidationRecord(StrictRecord):
 
     def summary(self, form: str, run_id: str) -> ValidationSummary:
         """Return the short result of one form of score."""
-        enough = (self.num_deletions or 0) >= FEWEST_TESTS
+        enough = self.num_deletions >= FEWEST_TESTS
         tried = [d for d in self.deletions if enough and d.form == form]
         own = [d for d in tried if d.for_each_unit and d.for_each_unit.above(0.0)]
         seeds: Seeds = "other" if self.num_other_seeds else "same"
@@ -343,8 +339,7 @@ class ValidationRecord(StrictRecord):
         if not self.deletions:
             return
         numbers = sorted({effect.num_facts for effect in self.deletions})
-        if self.num_deletions is not None:
-            yield from ("", f"Deletions, for {self.num_deletions} test triples ranked first:")
+        yield from ("", f"Deletions, for {self.num_deletions} test triples ranked first:")
         yield ""
         of = "deleted: fall of log-probability [nats] (1 / rank)"
         yield from _head("strongest of", [f"{number} {of}" for number in numbers])

@@ -106,20 +106,18 @@ def paths_of(searched: FoundPaths | None, runs: int = 0) -> Paths:
 
 
 def _path_of(path: PathRecord, ranks: Mapping[int, int], facts: Sequence[str]) -> FactPath:
-    every, texts, total = [*itertools.chain(*path.steps)], [], 0
-    for step, count, least in path.numbers:
-        total += count
+    every, texts, total = [*itertools.chain(*path.steps)], [], sum(path.counts)
+    for step, count in zip(path.steps, path.counts, strict=True):
         told = [facts[ranks[fact.train_index] - 1] for fact in step[:FACTS_TOLD]]
         more = count - len(told)
-        ending = f" and {least}{more:,} more" if more else " and possibly more" if least else ""
+        ending = f" and {more:,} more" if more else ""
         texts.append(spaced(" and ".join(told)) + ending)
-    least = "" if path.counts else "at least "
     return FactPath(
         ranks=tuple(ranks[fact.train_index] for fact in every),
         influence=sum(math.nan if fact.influence is None else fact.influence for fact in every),
         steps=tuple(texts),
         told=tuple(ranks[fact.train_index] for step in path.steps for fact in step[:FACTS_TOLD]),
-        of="" if path.is_whole else f" of {len(every):,} of {least}{total:,} facts",
+        of="" if total == len(every) else f" of {len(every):,} of {total:,} facts",
     )
 
 
