@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from safetensors.torch import save_file
 
-from clew.config.data import TokenData
+from clew.config.data import PackSettings, TokenData
 from clew.influence.adjoints import Adjoint
 from clew.influence.outcomes import Outcomes
 from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
@@ -33,7 +33,7 @@ from clew.influence.window_index import (
     write_manifest,
 )
 from clew.language_modeling.documents import plan_units
-from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
+from clew.language_modeling.pretokenize import tokenize_unit
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.progress import last_step
@@ -168,7 +168,7 @@ def test_parts_of_a_pack(place: Path) -> None:
     corpus, output = place / "corpus.txt", place / "packing"
     corpus.write_text("green bottles on a wall\n" * 40, encoding="utf-8")
     output.mkdir()
-    settings = PackSettings(str(corpus), chunk_size=16)
+    settings = PackSettings(dataset=str(corpus), chunk_size=16)
     (unit,) = plan_units(str(corpus))
     part = output / "0.tokens"
     tokenize_unit(unit, part, settings=settings, output=output)

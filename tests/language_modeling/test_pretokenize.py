@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,12 @@ import pytest
 import tokenizers
 import zstandard
 
+from clew.config.data import PackSettings
 from clew.errors import DataError, UsageError
 from clew.language_modeling import documents
 from clew.language_modeling import pretokenize as module
 from clew.language_modeling.packed_tokens import TOKENS_FILE, open_packed
-from clew.language_modeling.pretokenize import PackSettings, pretokenize
+from clew.language_modeling.pretokenize import pretokenize
 from clew.language_modeling.tokenizers import END_OF_TEXT, ByteTokenizer, load_tokenizer
 
 END = 256
@@ -140,7 +140,7 @@ def test_a_finished_pack_is_left_as_it_is_and_force_begins_anew(tmp_path: Path):
     path.write_text("hello")
     first = pretokenize(settings(path), output)
     before = (output / TOKENS_FILE).stat().st_mtime_ns
-    assert pretokenize(replace(settings(path), chunk_size=99), output) == first
+    assert pretokenize(settings(path, chunk_size=99), output) == first
     assert (output / TOKENS_FILE).stat().st_mtime_ns == before
     path.write_text("other text")
     with pytest.raises(DataError, match="contains a pack of other data or settings; choose"):
@@ -193,7 +193,7 @@ def until_killed(unit, column):
         os.kill(os.getpid(), signal.SIGKILL)
     return read(unit, column)
 m.read_unit = until_killed
-m.pretokenize(m.PackSettings({str(path)!r}, 8), m.Path({str(output)!r}))
+m.pretokenize(m.PackSettings(dataset={str(path)!r}, chunk_size=8), m.Path({str(output)!r}))
 """
     environment = os.environ | {"PYTHONPATH": "platform"}
     command = [sys.executable, "-c", program]
@@ -347,7 +347,7 @@ def test_bpe_is_trained_on_the_training_text_alone(tmp_path: Path):
         for count in (manifest.tokenizer_tokens - 1, manifest.tokenizer_tokens)
     )
     assert before < seen <= through
-    pretokenize(replace(chosen, held_out_fraction=0.0), tmp_path / "all")
+    pretokenize(chosen.model_copy(update={"held_out_fraction": 0.0}), tmp_path / "all")
     assert "zyx" in (tmp_path / "all" / "tokenizer.json").read_text()
 
 
@@ -478,7 +478,7 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path):
     assert open_packed(output, load_tokenizer("bpe", output)).manifest == first
     again = pretokenize(chosen, output, force=True)
     assert again.fingerprint != first.fingerprint
-    kept = replace(chosen, tokenizer=str(output / "tokenizer.json"))
+    kept = chosen.model_copy(update={"tokenizer": str(output / "tokenizer.json")})
     assert pretokenize(kept, output, force=True).fingerprint == again.fingerprint
 
 

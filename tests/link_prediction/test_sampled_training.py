@@ -103,7 +103,8 @@ def test_rows_that_no_batch_touches_stay_as_they_are(graph, tmp_path):
 
 def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
     """Only the weights and one number of state per row grow with the table."""
-    from clew.workflows.plan import DataSizes, task_to_plan
+    from clew.config.services import DataSizes
+    from clew.workflows.plan import task_to_plan
 
     config = config_of(loss__negatives=100)
     task, _ = task_to_plan(config, DataSizes(num_entities=1_000_000, num_relations=3))

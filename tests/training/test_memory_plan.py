@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
+from clew.config.services import DataSizes
 from clew.errors import OutOfMemoryError
 from clew.training import memory_plan
 from clew.training.memory import apply_gradient_checkpointing
@@ -29,7 +30,7 @@ from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import LossSum, Task
 from clew.workflows.memory_guard import explaining_lack_of_memory
-from clew.workflows.plan import DataSizes, task_to_plan
+from clew.workflows.plan import task_to_plan
 from clew.workflows.subjects import build_task
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 
@@ -211,7 +212,7 @@ def test_image_sequences_are_planned_as_they_are_trained(tmp_path: Path, recompu
 
 GRAPH = DataSizes(num_entities=14_541, num_relations=237)
 SOFTMAX = {"loss__function": "softmax_cross_entropy", "loss__implementation": "fused"}
-FRAMES = DataSizes(frame_shape=(1, 24, 32))
+FRAMES = DataSizes(frame_shape="1x24x32")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_a_long_step_continues_the_line_of_shorter_ones(
         model__frames_per_checkpoint=3,
         optimizations__use_gradient_checkpointing=recomputed,
     )
-    task = planned(chosen, DataSizes(frame_shape=(1, 192, 256)))
+    task = planned(chosen, DataSizes(frame_shape="1x192x256"))
     found: list[float] = []
     for most in (math.inf, 0):
         monkeypatch.setattr(memory_plan, "MOST_OPERATIONS", most)
@@ -324,7 +325,7 @@ def test_a_chunked_loss_is_planned_for_without_going_through_its_chunks() -> Non
     few, many = (
         live_bytes_of_step(chosen, planned(chosen, sizes), CPU).peak.total()
         for chosen in [config(loss__implementation="fused", training__batch_size=1024)]
-        for sizes in (replace(GRAPH, num_entities=n * 2048) for n in (4, 400))
+        for sizes in (GRAPH.model_copy(update={"num_entities": n * 2048}) for n in (4, 400))
     )
     table = DIM * 4 * (400 - 4) * 2048
     assert 4 * table < many - few < 7 * table, "weight, moments, gradients; and no scores"

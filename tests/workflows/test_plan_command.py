@@ -16,6 +16,7 @@ from clew import names
 from clew.cli import cli
 from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
+from clew.config.services import DataSizes
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.distributed import World
@@ -24,7 +25,7 @@ from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
 from clew.workflows.memory_guard import resolve_batch_size
-from clew.workflows.plan import DataSizes, plan
+from clew.workflows.plan import plan
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
@@ -139,7 +140,7 @@ def planned(*options: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("tensors_alone")
 def test_a_graph_is_planned_by_its_sizes_as_with_its_data() -> None:
     graph = build_task(changed()).graph  # type: ignore[attr-defined]
-    sizes = DataSizes(graph.num_entities, graph.num_relations)
+    sizes = DataSizes(num_entities=graph.num_entities, num_relations=graph.num_relations)
     with_data, without = (
         plan(changed(), memory_gib=9.0),
         plan(changed(), memory_gib=9.0, sizes=sizes),

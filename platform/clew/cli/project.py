@@ -15,7 +15,7 @@ from pydantic import Field
 from clew import names
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
 from clew.cli.output import in_json, tell
-from clew.config.data import ImportSettings
+from clew.config.data import ImportSettings, PackSettings
 from clew.errors import UsageError, counted, extra, printable, refusing
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
@@ -92,26 +92,14 @@ def data(options: DataOptions) -> None:
     tell(workflow.pack_data(settings, pack) if pack else workflow.describe_data(settings) + said)
 
 
-class PretokenizeOptions(Options):
+class PretokenizeOptions(Options, PackSettings):
     dataset: Annotated[str, Option(first=True)]
     """Text file, folder, JSON Lines or Parquet file, or the name of a text under $CLEW_DATA or on
     Hugging Face."""
     output: Path = Path("packed")
     """Folder for the packed tokens."""
-    chunk_size: int = Field(default=32768, ge=1)
-    """Number of tokens per window."""
-    tokenizer: str = "bytes"
-    """Either bytes, bpe, or a tokenizers JSON file."""
-    vocabulary_size: int = Field(default=32768, ge=258)
-    """Size of a locally trained BPE vocabulary."""
-    text_column: str = "text"
-    """Key or column that holds the text."""
     num_proc: int = Field(default=1, ge=1)
     """Number of processes that tokenize."""
-    max_chunks: int | None = Field(default=None, ge=1)
-    """Stop after this many windows."""
-    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share at the end of the text that is not used to train a BPE vocabulary."""
     force: bool = False
     """Start again, and delete an existing pack in the folder."""
 
@@ -119,12 +107,10 @@ class PretokenizeOptions(Options):
 @command(PretokenizeOptions, "clew pretokenize corpus.txt output=packed")
 def pretokenize(options: PretokenizeOptions) -> None:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
-    from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.data import pretokenize_corpus
 
-    settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))
     output, num_proc = options.output, options.num_proc
-    tell(pretokenize_corpus(settings, output, num_proc=num_proc, force=options.force))
+    tell(pretokenize_corpus(options, output, num_proc=num_proc, force=options.force))
 
 
 class RunsOptions(Printed):

@@ -4,11 +4,10 @@ import dataclasses
 import json
 import logging
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from clew.cli.options import (
     DEFAULT_CONFIG,
@@ -22,7 +21,7 @@ from clew.cli.options import (
 )
 from clew.cli.output import BEATING, in_json, is_main_process, tell
 from clew.config.base import COMMAS
-from clew.config.services import ClusterRequest, SearchBudget
+from clew.config.services import ClusterRequest, DataSizes, SearchBudget
 from clew.errors import ConfigError, ProtectedStop, harmless
 from clew.files import write_json
 from clew.names import NEWEST
@@ -125,28 +124,13 @@ def _resumed(options: TrainOptions) -> "FindPoint":
     return lambda _: resume.find_in_folder(folder, config, overrides)
 
 
-class PlanOptions(ConfigOptions, Printed):
+class PlanOptions(ConfigOptions, Printed, DataSizes):
     device: str = ""
     """Device to plan for: cpu, cuda, or a GPU by name, here or not, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
     """Memory to fit into (default: what the device has)."""
     num_processes: Annotated[int, Option(also=("devices",)), Field(ge=1)] = 1
     """Processes of a data-parallel run, each on its device."""
-    num_entities: Annotated[int | None, Field(ge=1, lt=2**31)] = None
-    """Plan for this many entities, without the data."""
-    num_relations: Annotated[int | None, Field(ge=1, lt=2**31)] = None
-    """Plan for this many relations, without inverses and without the data."""
-    vocabulary_size: Annotated[int | None, Field(ge=1)] = None
-    """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""
-    frame_shape: str = ""
-    """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
-
-    @field_validator("frame_shape")
-    @classmethod
-    def _check_shape(cls, given: str) -> str:
-        if given and not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", given):
-            raise ValueError("expected CHANNELSxHEIGHTxWIDTH, such as 1x440x640")
-        return given
 
 
 @command(PlanOptions, 'clew plan small_32k batch_size=2 device="H100 80GB"')
@@ -154,16 +138,12 @@ def plan(options: PlanOptions) -> None:
     """Predict the memory that training needs. Also shows what other settings would save."""
     from clew.workflows import plan as workflow
 
-    channels, height, width = map(int, (options.frame_shape or "0x0x0").split("x"))
     result = workflow.plan(
         options.configuration(),
         device=options.device or None,
         memory_gib=options.memory_gib,
         world_size=options.num_processes,
-        sizes=workflow.DataSizes(
-            **options.model_dump(include={"num_entities", "num_relations", "vocabulary_size"}),
-            frame_shape=(channels, height, width) if options.frame_shape else None,
-        ),
+        sizes=options,
     )
     tell(in_json(result.as_dict()) if options.as_json else result.table())
 

@@ -166,6 +166,31 @@ class TokenData(Section):
             )
 
 
+class PackSettings(Section):
+    """Settings of a packed corpus."""
+
+    dataset: str
+    """Text file, folder, JSON Lines or Parquet file, or the name of a text under $CLEW_DATA or on
+    Hugging Face."""
+    chunk_size: int = Field(default=32768, ge=1)
+    """Number of tokens per window."""
+    tokenizer: str = "bytes"
+    """Either bytes, bpe, or a tokenizers JSON file."""
+    vocabulary_size: int = Field(default=32768, ge=258)
+    """Size of a locally trained BPE vocabulary."""
+    text_column: str = "text"
+    """Key or column that holds the text."""
+    max_chunks: int | None = Field(default=None, ge=1)
+    """Stop after this many windows."""
+    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share at the end of the text that is not used to train a BPE vocabulary."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of `max_chunks` windows and one more as the last target; None: no limit."""
+        return None if self.max_chunks is None else self.max_chunks * self.chunk_size + 1
+
+
 def looked_up_in(folder: str, data: "DataConfig") -> "DataConfig":
     """Return data whose relative paths start in `folder`, if they exist there and not here."""
     found = {

@@ -1,9 +1,10 @@
-"""Sections `evaluation`, `influence` and `tracking`."""
+"""Sections `evaluation`, `influence` and `tracking`, and what commands can be asked."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, NO_CLEANUP, Flag, Section
 from clew.errors import masked
@@ -198,6 +199,26 @@ class ValueRequest(Section):
     all of an end; worst_facts.tsv then lists only confirmed ones."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
+
+
+class DataSizes(Section):
+    """Sizes to plan with instead of data."""
+
+    num_entities: Annotated[int | None, Field(ge=1, lt=2**31)] = None
+    """Plan for this many entities, without the data."""
+    num_relations: Annotated[int | None, Field(ge=1, lt=2**31)] = None
+    """Plan for this many relations, without inverses and without the data."""
+    vocabulary_size: Annotated[int | None, Field(ge=1)] = None
+    """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""
+    frame_shape: str = ""
+    """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
+
+    @field_validator("frame_shape")
+    @classmethod
+    def _check_shape(cls, given: str) -> str:
+        if given and not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", given):
+            raise ValueError("expected CHANNELSxHEIGHTxWIDTH, such as 1x440x640")
+        return given
 
 
 class ClusterRequest(Section):

@@ -26,6 +26,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
+from clew.config.data import PackSettings
 from clew.errors import DataError, described
 from clew.files import expanded, replacing, write_json, write_whole
 from clew.language_modeling.documents import Unit, plan_units, read_unit
@@ -58,47 +59,19 @@ PLAN_VERSION = 2
 """Increased when the same settings lead to other tokens or other files."""
 
 
-@dataclass(frozen=True)
-class PackSettings:
-    """Settings of a packed corpus."""
+def tokenizer_bytes(settings: PackSettings, num_bytes: int) -> int:
+    """Return the number of bytes at the start of a text that train a BPE vocabulary.
 
-    dataset: str
-    """A text, JSON Lines or Parquet file, a folder, or the name of a Hugging Face data set."""
-    chunk_size: int
-    """Number of tokens per window."""
-    tokenizer: str = BYTES
-    """`bytes`, `bpe` or the path of a tokenizers JSON file."""
-    vocabulary_size: int = 32768
-    """Number of entries of a BPE vocabulary that is trained on this text."""
-    text_column: str = "text"
-    """Key or column with the text."""
-    max_chunks: int | None = None
-    """Stop after this many windows."""
-    held_out_fraction: float = 0.1
-    """Share of the text, at its end, that is not used to train a BPE vocabulary."""
-
-    @property
-    def kept_tokenizer(self) -> str:
-        return BYTES if self.tokenizer == BYTES else BPE
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Tokens of `max_chunks` windows and one more as the last target; None: no limit."""
-        return None if self.max_chunks is None else self.max_chunks * self.chunk_size + 1
-
-    def tokenizer_bytes(self, num_bytes: int) -> int:
-        """Return the number of bytes at the start of a text that train a BPE vocabulary.
-
-        If the number of tokens is limited, one byte per token is assumed, because the real number
-        of bytes is not known before tokenization.
-        """
-        packed = num_bytes if self.most_tokens is None else min(num_bytes, self.most_tokens)
-        return int(packed * (1 - self.held_out_fraction))
+    If the number of tokens is limited, one byte per token is assumed, because the real number of
+    bytes is not known before tokenization.
+    """
+    packed = min(num_bytes, settings.most_tokens or num_bytes)
+    return int(packed * (1 - settings.held_out_fraction))
 
 
 def plan_text(settings: PackSettings, units: list[Unit]) -> str:
     """Return everything that determines a pack as JSON, with the window only for `max_chunks`."""
-    chosen = asdict(settings)
+    chosen = {name: getattr(settings, name) for name in PackSettings.model_fields}
     if settings.max_chunks is None:
         del chosen["chunk_size"]
     if settings.tokenizer != BPE:
@@ -133,7 +106,7 @@ def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pat
             return _PARTS.validate_json(counts.read_bytes())
         except ValidationError as error:
             logger.warning("%s: %s; this part is tokenized again", counts, described(error))
-    tokenizer = load_tokenizer(settings.kept_tokenizer, output)
+    tokenizer = _kept_tokenizer(settings, output)
     dtype = token_type(tokenizer.vocabulary_size)
     end = np.array([tokenizer.end_of_text], dtype=dtype)
     keeps_lengths = tokenizer.byte_lengths() is None
@@ -195,7 +168,7 @@ def join_parts(
     if settings.tokenizer == BPE:
         # If tokenizing stopped early, the text is longer than its parts.
         seen = counted.num_tokens(
-            settings.tokenizer_bytes(num_bytes if whole else max(num_bytes, num_tokens))
+            tokenizer_bytes(settings, num_bytes if whole else max(num_bytes, num_tokens))
         )
     if kept < num_tokens:
         num_bytes = counted.total(0, kept)
@@ -285,7 +258,11 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
     elif settings.tokenizer != BYTES and not (continues and kept.is_file()):
         with replacing(kept) as temporary:
             shutil.copyfile(expanded(settings.tokenizer), temporary)
-    return load_tokenizer(settings.kept_tokenizer, output)
+    return _kept_tokenizer(settings, output)
+
+
+def _kept_tokenizer(settings: PackSettings, output: Path) -> Tokenizer:
+    return load_tokenizer(BYTES if settings.tokenizer == BYTES else BPE, output)
 
 
 def _texts_for_tokenizer(settings: PackSettings, units: list[Unit]) -> Iterator[str]:
@@ -294,7 +271,7 @@ def _texts_for_tokenizer(settings: PackSettings, units: list[Unit]) -> Iterator[
     def pieces() -> Iterator[bytes]:
         return (piece.text for unit in units for piece in read_unit(unit, settings.text_column))
 
-    left = settings.tokenizer_bytes(sum(map(len, pieces())))
+    left = tokenizer_bytes(settings, sum(map(len, pieces())))
     for text in pieces():
         if left <= 0:
             return

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clew.config.data import TokenData
+from clew.config.data import PackSettings, TokenData
 from clew.errors import ConfigError, DataError
 from clew.files import DATA_VARIABLE, cache_folder, check_data_name, data_folder, expanded
 from clew.language_modeling.documents import plan_units
@@ -27,7 +27,7 @@ from clew.language_modeling.packed_tokens import (
     open_packed,
     read_manifest,
 )
-from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
+from clew.language_modeling.pretokenize import plan_text, pretokenize
 from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, encode_prompt, load_tokenizer
 from clew.training.loaders import TensorBatch
 

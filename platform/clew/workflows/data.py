@@ -1,13 +1,12 @@
 """Checks and describes data, packs triples or a text, or makes a data set of published files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from clew import names
-from clew.config.data import DataConfig, ImportSettings, TripleData
+from clew.config.data import DataConfig, ImportSettings, PackSettings, TripleData
 from clew.config.files import presets
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
@@ -15,7 +14,7 @@ from clew.errors import ConfigError, UsageError, counted
 from clew.files import as_typed, expanded
 from clew.image_sequences.files import FINGERPRINT_FRAMES
 from clew.image_sequences.windows import SequenceSplits, group_names, load_sequences
-from clew.language_modeling.pretokenize import PackSettings, pretokenize
+from clew.language_modeling.pretokenize import pretokenize
 from clew.language_modeling.tokens import find_text
 from clew.link_prediction.imports import import_graph, write_data_set
 from clew.link_prediction.plausibility import report as report_on
@@ -200,6 +199,6 @@ def _resolved(settings: PackSettings) -> PackSettings:
     if path.exists() or path.suffix or "/" in settings.dataset:
         return settings
     try:
-        return replace(settings, dataset=str(find_text(settings.dataset)))
+        return settings.model_copy(update={"dataset": str(find_text(settings.dataset))})
     except UsageError:
         return settings

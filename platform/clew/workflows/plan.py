@@ -15,6 +15,7 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import with_settings
 from clew.config.schema import TASK_KINDS, RunConfig
+from clew.config.services import DataSizes
 from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.files import expanded
@@ -38,25 +39,13 @@ NAME = "sizes alone"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DataSizes:
-    """Sizes to plan with instead of data."""
-
-    num_entities: int | None = None
-    num_relations: int | None = None
-    """Number of relations, without inverse relations."""
-    vocabulary_size: int | None = None
-    frame_shape: tuple[int, int, int] | None = None
-    """Channels, height and width."""
-
-
 def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | None]:
     """Return a task with the shapes of a configuration, and its number of examples if known.
 
     Text is never read; the vocabulary size is that of the packed corpus or of the tokenizer.
     """
     data, needed = config.data, set(TASK_KINDS[config.data.kind].sizes)
-    given = {name for name, value in vars(sizes).items() if value is not None}
+    given = {name for name in DataSizes.model_fields if getattr(sizes, name)}
     if given and given != needed:
         raise ConfigError(
             f"{_options(given)} given, and data.kind is {data.kind}; expected {_options(needed)}"
@@ -135,12 +124,13 @@ class _BlankFrames:
         return np.zeros((len(frames), *self.shape[1:]), np.float32)
 
 
-def _frames(data: ImageSequenceData, shape: tuple[int, int, int]) -> SequenceSplits:
+def _frames(data: ImageSequenceData, shape: str) -> SequenceSplits:
+    channels, height, width = map(int, shape.split("x"))
     names = data.scalars or (*data.azimuth_scalars, *data.zenith_scalars)
     zeros, groups = np.zeros(data.temporal_frames), np.full(data.temporal_frames, "0")
     table = FrameTable(
         NAME,
-        _BlankFrames((data.temporal_frames, *shape)),
+        _BlankFrames((data.temporal_frames, channels, height, width)),
         target=zeros,
         group=groups,
         recording=groups,
