@@ -125,7 +125,7 @@ def page_of(text: str) -> str | None:
     return address.format(id=quote(local, safe=":.-_", errors="replace"))
 
 
-def as_curie(text: str, prefix: str = "clew") -> str:
-    """Return an identifier as a CURIE; an identifier that is not one gets the given prefix."""
+def as_curie(text: str) -> str:
+    """Return an identifier as a CURIE; an identifier that is not one gets the prefix `clew`."""
     parts = split_curie(text)
-    return ":".join(parts) if parts else f"{prefix}:{quote(text, safe='.-_')}"
+    return ":".join(parts) if parts else f"clew:{quote(text, safe='.-_')}"

@@ -256,7 +256,7 @@ def test_the_dashboard_may_do_what_its_pages_do_and_no_more(
         registry.set_alias(name, "challenger", version.number)
         former = registry.aliases(name).get("champion")
         registry.move_alias(name, "champion", version.number, expected=former)
-        registry.set_alias(name, "challenger", None)
+        registry.client.delete_registered_model_alias(name, "challenger")
         numbers.append(version.number)
     describe_run(find_run(tracker.run_id), "seen", {"of": "interest"})
     describe_run(find_run(tracker.run_id), "seen", {})

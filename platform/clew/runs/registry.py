@@ -162,13 +162,9 @@ class Registry:
             if not self.client.get_model_version(version.name, version.number).description:
                 self.client.update_model_version(version.name, version.number, card)
 
-    def set_alias(self, name: str, alias: str, number: str | None) -> None:
-        """Point an alias to a version, or remove it."""
+    def set_alias(self, name: str, alias: str, number: str) -> None:
         with store.using(f"moving alias {alias!r} of model {name!r}"):
-            if number is None:
-                self.client.delete_registered_model_alias(name, alias)
-            else:
-                self.client.set_registered_model_alias(name, alias, number)
+            self.client.set_registered_model_alias(name, alias, number)
 
     def move_alias(self, name: str, alias: str, number: str, *, expected: str | None) -> None:
         """Point an alias to a version if it is where it is expected: set it, then read it back.
