@@ -47,11 +47,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def _exchanged(one: Path, other: Path) -> bool:
     """Exchange two folders in one step, if the file system can; both exist at every moment."""
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    if renameat2 is None:
-        return False
     names = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other))
-    return bool(renameat2(*names, RENAME_EXCHANGE) == 0)
+    return bool(ctypes.CDLL(None).renameat2(*names, RENAME_EXCHANGE) == 0)
 
 
 def write_whole(path: Path, text: str) -> None:

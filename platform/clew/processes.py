@@ -86,13 +86,13 @@ def ends_within(processor_seconds: float, call: Callable[[], object]) -> bool:
 def end_with_parent() -> None:
     """Ask the system to send this process a SIGTERM when the process in `CLEW_PARENT` dies.
 
-    A study that is killed, even by SIGKILL, then also stops its training. Only Linux supports this.
+    A study that is killed, even by SIGKILL, then also stops its training.
 
     Raises:
         SystemExit: If that process is dead already.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
-    if not parent or sys.platform != "linux":
+    if not parent:
         return
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != int(parent):

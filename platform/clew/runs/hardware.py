@@ -18,7 +18,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -121,8 +120,7 @@ def process_peak_gib() -> float:
         for line in (PROC / "self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / GIB
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
 def reset_process_peak() -> bool:
@@ -257,17 +255,13 @@ def prepare_threads(environment: MutableMapping[str, str]) -> None:
     """
     if not any(name in environment for name in WAITING):
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
-    if "OMP_NUM_THREADS" not in environment and num_cores() < _cores_of_affinity():
+    if "OMP_NUM_THREADS" not in environment and num_cores() < len(os.sched_getaffinity(0)):
         environment["OMP_NUM_THREADS"] = str(num_cores())
 
 
 def num_cores() -> int:
     """Return how many cores this process may use: the smaller of its affinity and its quota."""
-    return max(1, math.ceil(min([_cores_of_affinity(), *_quotas()])))
-
-
-def _cores_of_affinity() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_quotas()])))
 
 
 def _quotas() -> Iterator[float]:

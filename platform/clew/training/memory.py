@@ -19,15 +19,12 @@ _LARGEST_MMAP_THRESHOLD = 32 * 1024**2
 
 
 def keep_allocator_pages() -> bool:
-    """Make glibc keep freed memory in the process; return whether this succeeded.
+    """Make glibc keep freed memory in the process; return whether it accepts this.
 
     By default, glibc maps new pages for every tensor above 128 KiB and unmaps them when the tensor
     is freed, and the kernel clears new pages each time. Kept pages are reused without clearing.
     """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
+    mallopt = ctypes.CDLL("libc.so.6").mallopt
     done = mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     done &= mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     done &= mallopt(_M_MMAP_MAX, 0)

@@ -4,7 +4,6 @@ The order is: memory (allocator, gradient checkpointing), device, optimizer, com
 parallelism. Precision is a context in the step.
 """
 
-import logging
 import math
 import shutil
 import time
@@ -94,15 +93,12 @@ def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequ
     return time.perf_counter() - started
 
 
-logger = logging.getLogger(__name__)
-
-
 def prepare_process(config: RunConfig) -> None:
     """Apply the settings for the whole process: threads, allocator, TF32, determinism."""
     if config.training.num_threads is not None:
         torch.set_num_threads(config.training.num_threads)
-    if config.optimizations.keep_allocator_pages and not keep_allocator_pages():
-        logger.info("this system has no glibc allocator; keep_allocator_pages has no effect")
+    if config.optimizations.keep_allocator_pages:
+        keep_allocator_pages()
     apply_tf32(enabled=config.optimizations.use_tf32)
     enabled = config.training.deterministic
     if config.optimizations.torch_compile:
