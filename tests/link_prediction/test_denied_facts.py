@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from clew.config.data import ImportSettings
+from clew.config.data import ImportSettings, TripleData
 from clew.errors import DataError
 from clew.link_prediction.imports import Imported, import_graph
+from clew.link_prediction.sources import load_graph
 
 FACTS = [(f"e{i % 7}", f"r{i % 3}", f"e{7 + i % 11}") for i in range(24)]
 KEPT = [row for i, row in enumerate(FACTS) if i % 3]
@@ -68,6 +69,7 @@ SCORED = table([(*row, "700", "SOURCE") for row in FACTS])
         ({"a.tsv": table(FACTS), "hardNegatives.tsv": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
         ({"a.tsv": table(FACTS), "negatives/a.tsv": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
         ({"a.tsv": table(FACTS), "negative.txt": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
+        ({"a.tsv": table(FACTS), "test_neg2id.txt": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
         *(
             ({"a.tsv": table(FACTS[1:]), name: table(FACTS[:1])}, (24, 0, 0), 0)
             for name in (
@@ -243,3 +245,71 @@ def test_not_before_a_relation_denies(tmp_path: Path, separator: str) -> None:
     rows += [("e1", "Not yet", "e2"), ("e1", "NOTCH", "e2")]
     found = read(tmp_path / "in", {"a.tsv": table(rows)})
     assert (found.counts["denied"], found.graph.num_relations) == (8, 4)
+
+
+@pytest.mark.parametrize("form", ["NEG_{}", "not_{}", "NOT {}", "x:neg_{}"])
+def test_not_in_a_verb_denies_the_verb(tmp_path: Path, form: str) -> None:
+    """SemMedDB has `NEG_TREATS` beside `TREATS`."""
+    prefix = "x:" * form.startswith("x:")
+    named = [(h, f"{prefix}{r}", t) for h, r, t in FACTS]
+    rows = [
+        (h, r if i % 4 else form.format(r[len(prefix) :]), t) for i, (h, r, t) in enumerate(named)
+    ]
+    found = read(tmp_path / "in", {"a.tsv": table([*rows, ("e1", "NEG_REGULATION", "e8")])})
+    assert (found.counts["denied"], found.graph.num_relations) == (6, 4)
+
+
+def test_training_drops_denied_facts_of_plain_triples_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text(
+        table([(h, r if i % 4 else f"NOT|{r}", t) for i, (h, r, t) in enumerate(FACTS)])
+    )
+    with caplog.at_level("INFO", logger="clew"):
+        graph = load_graph(TripleData(train=str(path)))
+    assert (len(graph.train), graph.num_relations) == (18, 3)
+    assert "denied: 6" in caplog.text
+
+
+TRAPI_EDGES = [
+    {
+        "subject": h, "predicate": r, "object": t,
+        "attributes": [{"attribute_type_id": "biolink:negated", "value": not i % 3}],
+    }
+    for i, (h, r, t) in enumerate(FACTS)
+]  # fmt: skip
+
+
+def test_an_attribute_denies(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(edge) + "\n" for edge in TRAPI_EDGES)
+    assert facts(read(tmp_path / "lines", {"a.jsonl": lines})) == sorted(KEPT)
+    nodes = {"e0": {"name": "zero", "categories": ["biolink:Gene"]}}
+    graph = {"nodes": nodes, "edges": {f"e{i}": edge for i, edge in enumerate(TRAPI_EDGES)}}
+    for name, content in (("kg", graph), ("message", {"message": {"knowledge_graph": graph}})):
+        found = read(tmp_path / name, {"a.json": json.dumps(content)})
+        entities = found.graph.entities
+        assert facts(found) == sorted(KEPT)
+        assert entities.label(entities.id("e0")) == "zero"
+        assert entities.category_array.drop_null().to_pylist() == ["Gene"]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_facts_that_are_stated_and_denied_are_counted(tmp_path: Path, clean: bool) -> None:
+    rows = [(*row, "false") for row in FACTS] + [(f"{h} ", r, t, "true") for h, r, t in FACTS[:3]]
+    rows += [(*FACTS[5], "true"), ("new", "r0", "e9", "true")]
+    text = table([("head", "relation", "tail", "negated"), *rows])
+    found = read(tmp_path / "in", {"a.tsv": text}, clean=clean, **ALL)
+    assert facts(found) == sorted(FACTS)
+    assert found.counts["denied"] == 5
+    assert found.counts["both stated and denied"] == (4 if clean else 1)
+    assert (" ".join(FACTS[5]) in found.examples["both stated and denied"]) != clean
+
+
+@pytest.mark.parametrize("value", ["absent", "Refuted", "negated", "excluded"])
+def test_a_word_that_denies_is_asked_for(tmp_path: Path, value: str) -> None:
+    text = marked(value, "present", "head\trelation\ttail\tassertion")
+    with pytest.raises(DataError, match="stated=assertion"):
+        read(tmp_path / "in", {"a.tsv": text})
+    assert facts(read(tmp_path / "in", {}, columns="unused=assertion")) == sorted(FACTS)
+    assert facts(read(tmp_path / "in", {}, columns="stated=assertion")) == sorted(KEPT)

@@ -471,6 +471,20 @@ def test_lines_are_counted_with_blank_ones_and_comments(tmp_path: Path, name: st
     assert facts(found) == [("a", "p", "b"), ("a", "p", "c")]
 
 
+@pytest.mark.parametrize(
+    "header", ["head,relation,tail,weight", '"head","relation","tail","weight"']
+)
+def test_a_header_that_is_repeated_is_no_fact(tmp_path: Path, header: str) -> None:
+    """`cat a.csv b.csv`"""
+    half = "a,p,b,1\na,q,c,2\n"
+    text = f"{header}\n{half}{header}\nb,p,c,perhaps\n"
+    with pytest.raises(DataError, match="line 5"):
+        read(tmp_path / "in", {"a.csv": text}, weights="use", valid_fraction=0.0, test_fraction=0.0)
+    found = read(tmp_path / "in", {"a.csv": text.replace("perhaps", "3")}, weights="use")
+    assert facts(found) == [("a", "p", "b"), ("a", "q", "c"), ("b", "p", "c")]
+    assert "headers" in found.notes
+
+
 def test_training_takes_the_same_files(tmp_path: Path) -> None:
     """`data.train` with five columns, and dictionaries in PyKEEN's order."""
     found = read(tmp_path / "in", PLAIN["OpenBioLink"])

@@ -48,6 +48,7 @@ def test_nothing_is_found_in_a_plain_graph(tmp_path: Path) -> None:
         (CLEAN + "5\tr1\te2\n5.0\tr1\te3\n7.0\tr1\te4\n", "without .0", 2),
         (CLEAN + "e1\tr1\te1\n", "with itself", 1),
         (CLEAN + CLEAN[:9], "repeated", 1),
+        (CLEAN + "#e1\tr1\te5\n# e2\tr1\te5\n#tag\tr1\te4\n", "after #", 2),
         ("".join(f"e{i}\t{'ab'[i % 2]}\tr{i % 9}\n" for i in range(40)), "a tenth", 0),
         ("".join(f"e{i}\te{i + 1}\tr{i % 3}\n" for i in range(40)), "another order", 40),
         (CLEAN + "".join(f"hub\tr1\te{i}\n" for i in range(30)), "a tenth of all facts", 1),

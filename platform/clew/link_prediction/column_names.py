@@ -46,7 +46,7 @@ OTHER_ROLES = {
         "name", "nodename", "label", "title", "preferredname", "entityname", "entname",
         "relname", "relid", "entityid",
     ],
-    "kind": ["kind", "category", "type", "nodetype", "entitytype", "labels", "class"],
+    "kind": ["kind", "category", "categories", "type", "nodetype", "entitytype", "labels", "class"],
     "synonyms": ["synonym", "synonyms", "aliases", "alias"],
     "source": ["nodesource"],
 }  # fmt: skip

@@ -18,8 +18,9 @@ Flag = Literal["negated", "deprecated", "stated"]
 NO_VALUE = ("", "none", "null", "nan", "na", "n/a", "-", "unknown")
 TRUE = ("true", "t", "yes", "y", "1", "1.0", "on")
 FALSE = ("false", "f", "no", "n", "0", "0.0", "off")
-STATED = (*TRUE, "+", "+1", "positive")
-NOT_STATED = (*FALSE, "-", "-1", "-1.0", "negative", "not")
+DENIALS = ("negated", "denied", "refute", "refutes", "refuted", "disproved", "absent", "excluded")
+STATED = (*TRUE, "+", "+1", "positive", "affirmed", "confirmed", "support", "supports", "present")
+NOT_STATED = (*FALSE, "-", "-1", "-1.0", "negative", "not", *DENIALS)
 MEANS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "negated": ((*TRUE, "not"), (*FALSE, *NO_VALUE)),
     "deprecated": (TRUE, (*FALSE, *NO_VALUE)),
@@ -35,11 +36,12 @@ STATED_NAME = re.compile(f"{BEFORE}(true|truth|stated|correct){AFTER}(label)?")
 LABEL_NAME = re.compile(f"{BEFORE}labels?{AFTER}")
 """Names of columns that say whether a fact is true, if their values are true and false."""
 MAY_BE_STATED_NAME = re.compile(
-    f"{BEFORE}(labels?|class|target|y|gold|positive|valid|exists|holds){AFTER}"
+    f"{BEFORE}(labels?|class|target|y|gold|positive|valid|exists|holds|supported){AFTER}"
 )
 """Names of columns that can say it; all but the labels are asked for."""
 QUALIFIER_NAME = re.compile("qualifier|modifier")
 DENIED_RELATION = r"^\s*NOT(\s*\|\s*|\s+)"
+DENIED_VERB = r"(?i)^(.*[:/#])?(?:neg|not)[_ ]"
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
 
@@ -53,7 +55,7 @@ DATA_WORDS = {
     "example", "examples", "data", "set", "list", "all", "hard", "random", "easy", "tp", "kg",
 }  # fmt: skip
 """Words beside which `negative` speaks of the data. In `negative_regulation.tsv` it does not."""
-SUFFIXES = {"csv", "tsv", "tab", "txt", "sif", "nt", "nq", "ttl", "json", "jsonl", "parquet"}
+SUFFIXES = {"csv", "tsv", "tab", "txt", "sif", "nt", "nq", "ttl", "json", "jsonl", "parquet", "id"}
 
 
 def words_of(text: str) -> list[str]:
@@ -71,6 +73,16 @@ def says_negative(name: str) -> bool:
     is_alone = not DATA_WORDS & {*others} and bool(NEVER_ALONE & {*words})
     only_data = DATA_WORDS.issuperset(others) and not is_alone
     return bool(said) and (only_data or any(DATA_WORDS & {*words[p + 1 : p + 2]} for p in said))
+
+
+def affirmed(relations: pa.Array) -> pa.Array:
+    """Return relations without their denials: `enables` for GO's `NOT|enables`.
+
+    SemMedDB's `NEG_TREATS` denies `TREATS` if both are relations.
+    """
+    plain = pc.replace_substring_regex(relations, DENIED_RELATION, "")
+    verbs = pc.replace_substring_regex(plain, DENIED_VERB, r"\1")
+    return pc.if_else(pc.is_in(verbs, value_set=relations), verbs, plain)
 
 
 def flag_of(path: Path, name: str, column: Texts) -> tuple[Flag, Texts] | None:
@@ -97,10 +109,12 @@ def flag_of(path: Path, name: str, column: Texts) -> tuple[Flag, Texts] | None:
             )
         denied = as_texts(["false", "true"]).take(is_not.cast(pa.int32()))
         return "negated", denied.take(column.indices)
-    if may_be:
+    said = {value.strip().lower() for value in values_of(column)} & {*DENIALS}
+    if may_be or (name and said):
+        held = f"{quoted(min(said))} among others" if said else "only true and false"
         raise DataError(
-            f"{path}: {quoted(name)} holds only true and false, which can deny facts, or mean "
-            f"something else; say which: --columns stated={name} or unused={name}"
+            f"{path}: {quoted(name)} holds {held}, which can deny facts, or mean something else; "
+            f"say which: --columns stated={name} or unused={name}"
         )
     return None
 

@@ -51,6 +51,8 @@ class Noticed:
     counts: Counter[str] = field(default_factory=Counter)
     """Numbers of edges, of denied and deprecated ones, of repeated facts, of conflicts."""
     examples: dict[str, list[str]] = field(default_factory=dict)
+    denied: list[list[Texts]] = field(default_factory=list)
+    """Head, relation and tail of the facts that were dropped because their source denies them."""
 
     def note(self, key: str, text: str) -> None:
         if text not in self.notes.get(key, ""):

@@ -16,7 +16,7 @@ from clew.biolink import DENIED
 from clew.config.data import ImportSettings
 from clew.errors import DataError, quoted
 from clew.link_prediction.column_names import MEANINGS, is_qualifier
-from clew.link_prediction.denials import MEANS, NO_VALUE, words_of
+from clew.link_prediction.denials import MEANS, NO_VALUE, affirmed, words_of
 from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
 from clew.link_prediction.formats import Part
@@ -70,6 +70,7 @@ def facts_of(
     facts = [part for part in parts if part.holds == "facts"]
     for part in facts:
         _replace_ids(part, dictionaries)
+        _read_denials(part, found)
         for role in ROLES:
             bad = pc.match_substring_regex(part.columns[role].dictionary, NO_NAME)
             part.refuse(part.columns[role], bad, f"{role} is", EXPECTED_NAME)
@@ -219,6 +220,18 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
         part.columns[role] = Texts.from_arrays(column.indices, known_names)
 
 
+def _read_denials(part: Part, found: Noticed) -> None:
+    """Name relations as what they deny, such as `NOT|enables`, and keep which rows deny it."""
+    relations = part.columns["relation"]
+    plain = affirmed(relations.dictionary)
+    is_denied = pc.not_equal(plain, relations.dictionary)
+    if pc.any(is_denied.take(relations.indices)).as_py():
+        found.note("true or denied", "taken from NOT in the relation")
+        flags = as_texts(["false", "true"]).take(is_denied.cast(pa.int32()))
+        part.columns["negated relation"] = flags.take(relations.indices)
+        part.columns["relation"] = plain.take(relations.indices).dictionary_encode()
+
+
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:
     """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
     found.counts["edges"] += part.num_rows
@@ -240,6 +253,9 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negat
             relations = [part.columns["relation"], said]
             part.columns["relation"] = _joined(relations, lambda row: ";".join(filter(None, row)))
         else:
+            if word == "denied":
+                rows = pa.array(np.flatnonzero(flags[flag]))
+                found.denied.append([part.columns[role].take(rows) for role in ROLES])
             part.keep(~flags[flag])
             flags = {name: values[~flags[flag]] for name, values in flags.items()}
 

@@ -29,9 +29,9 @@ from clew.link_prediction.column_names import (
     name_spaces,
     roles_of,
 )
-from clew.link_prediction.denials import DENIED_RELATION, flag_of, is_stated, may_be_flag, values_of
+from clew.link_prediction.denials import flag_of, is_stated, may_be_flag, values_of
 from clew.link_prediction.dictionaries import fault_of_ids, repeated_in
-from clew.link_prediction.tables import Form, Texts, as_texts, by_row, filled, read_table, sniff
+from clew.link_prediction.tables import Form, Texts, by_row, filled, read_table, sniff
 
 Holds = Literal["facts", "nodes", "relations", "entity ids", "relation ids"]
 NUMBER = re.compile(r"missing|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -149,6 +149,11 @@ def _read_text(path: Path, columns: str, header: bool, names: Sequence[str]) -> 
     table, lines, has_others = read_table(path, form)
     quotes: list[str] = []
     table = [_unquoted(column, quotes, is_read=form.is_quoted) for column in table]
+    is_again = np.zeros(len(lines), bool)
+    if form.header:  # tables that were joined with their headers
+        same = zip(table, form.header, strict=True)
+        is_again = np.logical_and.reduce([by_row(c, pc.equal(c.dictionary, n)) for c, n in same])
+        table, lines = [c.filter(pa.array(~is_again)) for c in table], lines[~is_again]
     if names or form.header:
         parts = _by_name(path, list(names or form.header), table, columns, str(form), lines)
     else:
@@ -158,6 +163,8 @@ def _read_text(path: Path, columns: str, header: bool, names: Sequence[str]) -> 
                 f"{path}, line 1: {form.count:,} rows are promised, but there are "
                 f"{len(table[0]):,}; is the file complete?"
             )
+    if is_again.any():
+        parts[0].notes["headers"] = f"{is_again.sum():,} more lines like the first are left out"
     if quotes:
         parts[0].notes["quotes"] = "around values, as R and spreadsheets write them, are removed"
         parts[0].examples["quotes"] = quotes
@@ -238,14 +245,6 @@ def _facts(  # noqa: PLR0917
         zeros = pa.array(np.zeros(part.num_rows, np.int32))
         columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
     denying, others = list[str](), list[str]()
-    relations = columns["relation"]
-    is_denied = pc.match_substring_regex(relations.dictionary, DENIED_RELATION)
-    if pc.any(is_denied).as_py():  # NOT|enables, as in GO's annotations
-        denying.append("NOT in the relation")
-        flags = as_texts(["false", "true"]).take(is_denied.cast(pa.int32()))
-        names_of = pc.replace_substring_regex(relations.dictionary, DENIED_RELATION, "")
-        columns["negated relation"] = flags.take(relations.indices)
-        columns["relation"] = names_of.take(relations.indices).dictionary_encode()
     for index, name in enumerate(names):
         if index in roles.values():
             continue

@@ -82,6 +82,7 @@ def import_graph(
     names = FileNames(splits, are_given=True) if splits else _file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
+    _find_contradictions((entities, relations, entities), triples, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
     for path in edge_maps:
         relations = read_edge_map(path, relations)
@@ -302,6 +303,25 @@ def _vocabulary(
     names = names.take(pc.sort_indices(names))
     positions = pc.index_in(values, value_set=names).fill_null(-1).to_numpy().astype(np.int32)
     return Vocabulary(kind, names), positions[codes]
+
+
+def _find_contradictions(
+    names: Sequence[Vocabulary], triples: Triples, settings: ImportSettings, found: Noticed
+) -> None:
+    """Count the facts that one row denies and another one states."""
+    for columns in found.denied:
+        rows = np.empty((len(columns[0]), 3), np.int32)
+        for place, (column, known) in enumerate(zip(columns, names, strict=True)):
+            texts = column.dictionary.to_pylist()
+            texts = [*map(clean_name, texts)] if settings.clean else texts
+            rows[:, place] = known.find(pa.array(texts, pa.string()))[column.indices]
+        rows = np.unique(rows[(rows >= 0).all(axis=1)], axis=0)
+        keys = as_keys(np.concatenate([triples, rows]))
+        both = rows[np.isin(keys[len(triples) :], keys[: len(triples)])]
+        found.counts["both stated and denied"] += len(both)
+        found.examples.setdefault("both stated and denied", []).extend(
+            " ".join(known.name(i) for known, i in zip(names, row, strict=True)) for row in both[:3]
+        )
 
 
 def clean_name(text: str) -> str:

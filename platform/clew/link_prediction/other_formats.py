@@ -172,13 +172,15 @@ def _as_text(name: str, column: pa.ChunkedArray) -> Texts:
 
 
 def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
-    """Read a whole JSON file as tables: an array of objects, or KGX's or Hetionet's graph."""
+    """Read a whole JSON file as tables: an array of objects, or KGX's, TRAPI's or Hetionet's."""
     text = read_bytes(path, MAX_JSON_BYTES, "JSON Lines (.jsonl) or tables")
     with refusing(f"{path}: not JSON", ValueError, RecursionError):
         content = json.loads(text)
     tables = [content]
     if isinstance(content, dict):
-        tables = [content.get("nodes"), content.get("edges")]
+        for key in ("message", "knowledge_graph"):
+            content = held if isinstance(held := content.get(key), dict) else content
+        tables = [_listed_by_id(content.get(key)) for key in ("nodes", "edges")]
     if not all(isinstance(t, list) and all(isinstance(r, dict) for r in t) for t in tables):
         raise DataError(
             f'{path}: this JSON is not read; expected KGX\'s {{"nodes": [...], "edges": [...]}}, '
@@ -193,6 +195,13 @@ def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
         for table in tables
         if table
     ]
+
+
+def _listed_by_id(table: Any) -> Any:
+    """Return TRAPI's records, which are under their ids, as a list; another table as it is."""
+    if not isinstance(table, dict):
+        return table
+    return [{**row, "id": key} if isinstance(row, dict) else row for key, row in table.items()]
 
 
 def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]]]:
@@ -266,6 +275,10 @@ def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
             if isinstance(entry, dict) and "qualifier_type_id" in entry:
                 key = str(entry["qualifier_type_id"]).removeprefix("biolink:")
                 record |= {key: entry.get("qualifier_value"), QUALIFIERS: None}
+        for entry in _listed(record.get("attributes")):  # of TRAPI
+            said = entry.get("attribute_type_id") if isinstance(entry, dict) else None
+            if (key := str(said).removeprefix("biolink:")) in FLAGS:
+                record = {**record, key: entry.get("value")}
         for key in record.keys() & {*TEXTS_OF_JSON, *FLAGS}:
             if isinstance(record[key], list | dict if key in FLAGS else list | dict | bool):
                 raise ValueError(f"{key} is not text")

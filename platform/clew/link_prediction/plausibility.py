@@ -54,7 +54,7 @@ def report(
 ) -> Report:
     """Look for what is wrong in a graph, and in the files that it was read from."""
     leakage = leakage or find_leakage(graph)
-    found = [*_of_files(imported)] if imported else []
+    found = [*of_files(imported)] if imported else []
     found += [*_of_names(graph.entities), *_of_names(graph.relations)]
     found += [*_of_triples(graph, leakage), *_of_pairs(graph, leakage.pairs)]
     name = graph.relations.name
@@ -62,9 +62,10 @@ def report(
     return Report([finding for finding in found if finding.count], pairs)
 
 
-def _of_files(found: Imported) -> Iterator[Finding]:
+def of_files(found: Imported) -> Iterator[Finding]:
     mends = {
         "denied": "Dropped, or with --negated relation in relations of their own",
+        "both stated and denied": "They are kept, as other rows state them",
         "deprecated": "They are dropped",
         "repeated": "Each fact is kept once",
         "cleaned": "--clean changed them",
@@ -90,6 +91,10 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
         hits = array.filter(pc.match_substring_regex(array, pattern))
         mend = "clew data removes double ones" if "quotes" in what else f"{CLEANED_BY} removes them"
         yield Finding(f"{of} {what}", len(hits), hits[:3].to_pylist(), mend)
+    rests = pc.replace_substring_regex(array, r"^#\s*", "")
+    hits = array.filter(pc.and_(pc.is_in(rests, array), pc.not_equal(rests, array)))
+    mend = "Remove these lines, if they are comments"
+    yield Finding(f"{of} that are another one after #", len(hits), hits[:3].to_pylist(), mend)
     unusual = array.filter(pc.match_substring_regex(array, r"[^\x00-\x7f]")).to_pylist()
     others, keys = array, array
     if unusual:

@@ -24,7 +24,9 @@ from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError, quoted, refusing
 from clew.files import DATA_VARIABLE, data_folder, expanded, remove
 from clew.input_files import COMPRESSIONS, check_is_file
+from clew.link_prediction.denials import affirmed
 from clew.link_prediction.imports import import_graph
+from clew.link_prediction.plausibility import of_files
 from clew.link_prediction.triple_files import GraphFiles, is_plain, labelled, read_graph
 from clew.link_prediction.triples import (
     HEAD,
@@ -33,6 +35,7 @@ from clew.link_prediction.triples import (
     TAIL,
     FilterIndex,
     KnowledgeGraph,
+    Split,
     Triples,
     as_keys,
     row_blocks,
@@ -68,18 +71,34 @@ def _read(config: TripleData) -> KnowledgeGraph:
         return labelled(read_packed(Path(config.packed).expanduser()), files)
     if config.path is not None:
         path = expanded(config.path)
-        graph = import_graph(path.name.split(".")[0], [path], config).graph
+        graph = _imported(path.name.split(".")[0], [path], config)
         return labelled(graph, _with_config(GraphFiles(path), config))
     name, files = find_files(config)
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
     if is_read_plainly(config, files):
-        return read_graph(name, files)
+        graph = read_graph(name, files)
+        names_of = graph.relations.name_array
+        if affirmed(names_of).equals(names_of):  # else denied facts are dropped
+            return graph
     for split in SPLITS:
         if (path := getattr(files, split)) and splits[path] != split:
             both = f"{split} and {splits[path]}"
             raise DataError(f"{path}: is the file of {both}; expected a file for each split")
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
-    return labelled(import_graph(name, [*splits, *others], config, splits).graph, files)
+    return labelled(_imported(name, [*splits, *others], config, splits), files)
+
+
+def _imported(
+    name: str, paths: Sequence[Path], config: TripleData, splits: Mapping[Path, Split] | None = None
+) -> KnowledgeGraph:
+    """Import a graph, and log what became of its facts, as `clew data` says it."""
+    found = import_graph(name, paths, config, splits)
+    for key, text in found.notes.items():
+        logger.info("%s: %s: %s", paths[0], key, text)
+    for finding in of_files(found):
+        if finding.count:
+            logger.info("look at: %s", finding)
+    return found.graph
 
 
 def is_read_plainly(config: TripleData, files: GraphFiles) -> bool:
