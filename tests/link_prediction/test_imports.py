@@ -471,6 +471,25 @@ def test_lines_are_counted_with_blank_ones_and_comments(tmp_path: Path, name: st
     assert facts(found) == [("a", "p", "b"), ("a", "p", "c")]
 
 
+def test_a_quote_after_a_backslash_is_refused(tmp_path: Path) -> None:
+    """Spark and MySQL write it so; it would end the value."""
+    rows = ['"a ""b""",p,c', '"a \\""",p,d', '"path\\",p,e']
+    assert len(facts(read(tmp_path / "in", {"a.csv": "\n".join(rows) + "\n"}))) == 3
+    rows.append('"a \\"x\\", y",p')
+    with pytest.raises(DataError, match="line 4"):
+        read(tmp_path / "in", {"a.csv": "\n".join(rows) + "\n"})
+
+
+@pytest.mark.parametrize("row", ['"a {i}" "r" "b"', '"a" "r" "b {i}"', '"a|{i}"|"r"|"b"'])
+def test_a_separator_inside_of_quotes_is_refused(tmp_path: Path, row: str) -> None:
+    """R's `write.table` separates quoted values with spaces."""
+    text = "".join(row.format(i=i) + "\n" for i in range(9))
+    with pytest.raises(DataError, match="quotes"):
+        read(tmp_path / "in", {"a.txt": text})
+    whole = text.replace(" {i}", "{i}").replace("a ", "a").replace("b ", "b").replace("a|", "a ")
+    assert read(tmp_path / "in", {"a.txt": whole}).graph.num_relations == 1
+
+
 @pytest.mark.parametrize(
     "header", ["head,relation,tail,weight", '"head","relation","tail","weight"']
 )

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import quoted
+from clew.link_prediction.denials import NO_VALUE
 from clew.link_prediction.imports import INVISIBLE, Imported, clean_name
 from clew.link_prediction.leakage import Leakage, RelationPair, find_leakage, is_leaked
 from clew.link_prediction.triples import SPLITS, KnowledgeGraph, no_triples, row_blocks
@@ -17,6 +18,8 @@ from clew.link_prediction.vocabulary import Vocabulary
 
 HUB_SHARE, LEAST_FACTS = 0.1, 20
 CLEANED_BY = "--clean"
+SPELLED = r"^(?:https?://\S*[/#])?([A-Za-z]+)[:_](\d+)$"
+"""Forms of an identifier: `GO:0001`, `GO_0001`, and an address that ends with it."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,14 @@ def of_files(found: Imported) -> Iterator[Finding]:
 def _of_names(names: Vocabulary) -> Iterator[Finding]:
     array = names.name_array
     of = f"names of {'entities' if names.kind == 'entity' else 'relations'}"
-    for what, pattern in (
-        ("in quotes", r'^["\'].*["\']$'),
-        ("with spaces at their ends", r"^\s|\s$|^\x{a0}|\x{a0}$"),
-        ("with non-breaking or invisible characters", rf"[\x{{a0}}{INVISIBLE}]"),
+    no_value, removed = "|".join(filter(None, NO_VALUE)), f"{CLEANED_BY} removes them"
+    for what, pattern, mend in (
+        ("in quotes", r'^["\'].*["\']$', "clew data removes double ones"),
+        ("with spaces at their ends", r"^\s|\s$|^\x{a0}|\x{a0}$", removed),
+        ("with non-breaking or invisible characters", rf"[\x{{a0}}{INVISIBLE}]", removed),
+        ("that can mean no value", f"(?i)^({no_value})$", "If so, remove their lines"),
     ):
         hits = array.filter(pc.match_substring_regex(array, pattern))
-        mend = "clew data removes double ones" if "quotes" in what else f"{CLEANED_BY} removes them"
         yield Finding(f"{of} {what}", len(hits), hits[:3].to_pylist(), mend)
     rests = pc.replace_substring_regex(array, r"^#\s*", "")
     hits = array.filter(pc.and_(pc.is_in(rests, array), pc.not_equal(rests, array)))
@@ -108,9 +112,12 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
         keys = pc.utf8_normalize(others, "NFKC")  # the micro sign and the Greek letter are one
     what = f"{of} that differ by case, or forms of one letter, only"
     yield _same(pc.utf8_lower(keys), others, what, "Rename one of them")
-    whole = pc.replace_substring_regex(array, r"^(\d+)\.0$", r"\1")
-    what = f"{of} that are one number, with and without .0"
-    yield _same(whole, array, what, "Write it in one way")
+    for what, pattern, form in (
+        ("number, with and without .0", r"^(\d+)\.0$", r"\1"),
+        ("identifier, as an address or with another sign", SPELLED, r"\1:\2"),
+    ):
+        keys = pc.replace_substring_regex(array, pattern, form)
+        yield _same(keys, array, f"{of} that are one {what}", "Write it in one way")
     if names.kind == "entity" and names.label_array is not None:
         mend = "Their identifiers keep them apart"
         yield _same(names.label_array, array, "entities of one name", mend)

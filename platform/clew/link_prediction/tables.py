@@ -91,6 +91,11 @@ def sniff(
     count = int(rest.pop(0).strip()) if has_count else None  # int() keeps control characters
     plain = [line for line in rest if not line.startswith(("#", "%", "!"))]
     delimiter, rows = _delimiter(path, plain or rest)
+    divided = rf'(?m)^(?:.*[{delimiter}])?"[^"{delimiter}]*[{delimiter}][^"]*"(?:[{delimiter}]|$)'
+    if delimiter in "| " and re.search(divided, "\n".join(plain)):
+        raise DataError(
+            f"{path}: values in quotes hold spaces or bars, as between columns; save it with tabs"
+        )
     first_rows = lines[comments:comments] if has_count else lines[:comments]
     names, num_left = _leading(first_rows, delimiter, len(rows[0]), names_columns, header=header)
     is_named = bool(names)
@@ -220,7 +225,7 @@ def _batches(
         return "error"
 
     names = [str(number) for number in range(form.num_columns)]
-    blocks = _checked(path, block_bytes, ends, may_have_returns=skipped is not None)
+    blocks = _checked(path, form, block_bytes, ends, may_have_returns=skipped is not None)
     if form.delimiter == " ":
         blocks = (
             re.sub(rb"[ \t]+", b"\t", re.sub(rb"(?m)^[ \t]+|[ \t]+$", b"", b)) for b in blocks
@@ -296,22 +301,25 @@ def _check_quotes(path: Path, form: Form) -> None:
 
 
 def _checked(
-    path: Path, block_bytes: int, ends: list[int], *, may_have_returns: bool
+    path: Path, form: Form, block_bytes: int, ends: list[int], *, may_have_returns: bool
 ) -> Iterator[bytes]:
     """Yield a file's blocks, which are UTF-8: Arrow cannot show a row that is not.
 
+    Quotes inside of values are doubled: after a backslash (Spark, MySQL) they would end a value.
     The number of lines is added to `ends`.
     """
-    num_lines = 0
+    num_lines, escaped = 0, re.compile(rb'\\"[^"\r\n%s]' % form.delimiter.encode())
     for block in line_blocks(path, block_bytes):
         place, wrong = block.find(b"\r"), "a carriage return that ends no line"
         try:
             block.decode()
         except UnicodeDecodeError as error:
             place, wrong = error.start, f"byte 0x{block[error.start]:02x} is not UTF-8"
+        if form.is_quoted and (found := escaped.search(block)):
+            place, wrong = found.start(), "a backslash before a quote, where two quotes are expected"
         if place >= 0 and not (may_have_returns and block[place] == ord("\r")):
             line = num_lines + block.count(b"\n", 0, place) + 1
-            raise DataError(f"{path}, line {line}: {wrong}; save the file as UTF-8 with line feeds")
+            raise DataError(f"{path}, line {line}: {wrong}; save it as UTF-8 with line feeds")
         num_lines += block.count(b"\n")
         ends[0] = num_lines
         yield block
