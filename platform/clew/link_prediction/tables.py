@@ -316,10 +316,10 @@ def _checked(
         except UnicodeDecodeError as error:
             place, wrong = error.start, f"byte 0x{block[error.start]:02x} is not UTF-8"
         if form.is_quoted and (found := escaped.search(block)):
-            place, wrong = found.start(), "a backslash before a quote, where two quotes are expected"
+            place, wrong = found.start(), "a backslash before a quote; expected two quotes"
         if place >= 0 and not (may_have_returns and block[place] == ord("\r")):
             line = num_lines + block.count(b"\n", 0, place) + 1
-            raise DataError(f"{path}, line {line}: {wrong}; save it as UTF-8 with line feeds")
+            raise DataError(f"{path}, line {line}: {wrong}; save it as UTF-8, with line feeds")
         num_lines += block.count(b"\n")
         ends[0] = num_lines
         yield block
