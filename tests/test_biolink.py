@@ -7,6 +7,7 @@ import pytest
 from clew.biolink import (
     as_curie,
     category_of,
+    is_denied,
     most_specific,
     page_of,
     predicate_of,
@@ -134,3 +135,24 @@ def test_every_identifier_becomes_a_curie() -> None:
     assert as_curie("MESH:D1") == "MESH:D1"
     assert as_curie("a virus") == "clew:a%20virus"
     assert split_curie(as_curie("[x](javascript:1)")) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("biolink:treats;negated=true", True),
+        ("NEG_TREATS", True),
+        ("SEMMEDDB:neg_treats", True),
+        ("not_treats", True),
+        ("NOT|enables", True),
+        ("disease_phenotype_negative", True),
+        ("anatomy_protein_absent", True),
+        ("biolink:treats", False),
+        ("neg_regulates", False),
+        ("negatively regulates", False),
+        ("notch_binds", False),
+        ("biolink:affects;object_aspect_qualifier=not_absent", False),
+    ],
+)
+def test_a_relation_that_denies_is_known_by_its_name(name: str, expected: bool) -> None:
+    assert is_denied(name) == expected

@@ -25,6 +25,8 @@ REGULATIONS = {"positively": "upregulated", "negatively": "downregulated"}
 CURIE = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*):(\S+)")
 DENIED = "negated=true"
 """What the name of a relation of KGX ends with, after a semicolon, if its triples are denied."""
+DENYING = re.compile(r"(?i)(.*[:/#])?(not|neg(?!.reg))[_ |].*|.*(phenotype_negative|_absent)")
+"""Names of relations that deny something: `NEG_TREATS` (SemMedDB), absent phenotypes (PrimeKG)."""
 Qualifiers = tuple[tuple[str, str], ...]
 
 
@@ -99,7 +101,8 @@ def predicate_of(name: str) -> tuple[str, Qualifiers]:
 
 def is_denied(name: str) -> bool:
     """Return whether the name of a relation says that its triples are not true."""
-    return DENIED in name.split(";")[1:]
+    predicate, *parts = name.split(";")
+    return DENIED in parts or DENYING.fullmatch(predicate) is not None
 
 
 def split_curie(text: str) -> tuple[str, str] | None:
