@@ -170,6 +170,7 @@ def test_a_step_of_many_facts_keeps_the_strongest_and_their_number(tmp_path, num
     assert found.chain(found.steps[0][0].train.head) == (
         f"{NAMES[0]} —rel{number - 1} (+{number - 1})→ {LABELS[1]} —links→ {LABELS[2]}"
     )
+    assert f"→ {LABELS[1]} (" in found.chain(found.steps[0][0].train.head, {LABELS[1]})
     (told,) = paths_of(searched).found
     assert told.influence == sum(scores[fact] for fact in kept) + 0.5
     assert told.of == {10: "", 25: " of 21 of 26 facts"}[number]

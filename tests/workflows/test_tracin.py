@@ -123,6 +123,17 @@ def test_entities_of_one_label_are_told_apart_by_their_ids(trained: TrainedStore
     for triple in (test.test, *(fact.train for fact in test.proponents[:3])):
         head, tail = f"Disease ({triple.head.id})", f"Disease ({triple.tail.id})"
         assert f"{head} · {triple.relation.label} · {tail}" in table
+    head = test.test.head
+    last = replace(test.proponents[3].train, tail=replace(head, id="not shown"))
+    facts = (*test.proponents[:3], replace(test.proponents[3], train=last))
+    report = replace(result.report, tests=(replace(test, proponents=facts),))
+    assert f"\n{head.label} ({head.id}) · " in replace(result, report=report).table()
+
+
+def test_a_triple_of_a_list_is_named_by_its_place(trained: TrainedStore) -> None:
+    head, relation, tail = LINES[0].split("\t")
+    with pytest.raises(DataError, match=r"^triples\[1\]"):
+        tracin(trained.strong, [(head, relation, tail), (head, relation, "nothing")], {})
 
 
 def test_a_first_answer_has_the_scores_of_the_whole(trained: TrainedStore, tmp_path: Path):

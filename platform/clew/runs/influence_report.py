@@ -11,6 +11,7 @@ name; they are equal if a data set has no labels.
 
 import json
 import operator
+from collections.abc import Collection
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -40,6 +41,10 @@ class Term:
 
     id: str
     label: str
+
+    def told(self, shared: Collection[str]) -> str:
+        """Return the label, with the id if it is one of those that several terms share."""
+        return f"{self.label} ({self.id})" if self.label in shared else self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +132,17 @@ class PathRecord:
         if len(counts) != len(held) or any(map(operator.lt, counts, held)) or not all(held):
             raise ValueError(f"counts {counts} of a path whose steps hold {held} facts")
 
-    def chain(self, head: Term) -> str:
+    def chain(self, head: Term, shared: Collection[str] = ()) -> str:
         """Return the path in one line from `head` on; an arrow points to the tail of a fact."""
-        here, text = head, head.label
+        here, text = head, head.told(shared)
         for facts, count in zip(self.steps, self.counts, strict=True):
             fact = facts[0].train
             forward = fact.head == here
             here = fact.tail if forward else fact.head
             more = f" (+{count - 1:,})" if count > 1 else ""
             relation = f"{fact.relation.label}{more}"
-            text += f" —{relation}→ {here.label}" if forward else f" ←{relation}— {here.label}"
+            end = here.told(shared)
+            text += f" —{relation}→ {end}" if forward else f" ←{relation}— {end}"
         return text
 
 

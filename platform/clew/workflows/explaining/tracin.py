@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clew import names
-from clew.errors import counted, printable
+from clew.errors import DataError, counted, printable
 from clew.files import working_folder
 from clew.influence.link_prediction.report import (
     Findings,
@@ -77,8 +78,9 @@ class TraceResult:
             replace(test, proponents=test.proponents[:most], opponents=test.opponents[:most])
             for test in self.report.tests
         ]
+        shared = shared_labels(self.report)
         report = replace(self.report, tests=tuple(tests))
-        shared, form, fall = shared_labels(report), report.form, report.label.fall
+        form, fall = report.form, report.label.fall
         expected = " (expected fall of the log-probability without it)" if fall else ""
         runs, is_head = len(report.model.runs), report.settings.get("direction") == "head"
         of = " of the head" * is_head + averaged(report.settings, runs)
@@ -98,7 +100,7 @@ class TraceResult:
                 line += f"  [{entry.counterpart} of the triple]" if entry.counterpart else ""
                 lines.append(grey(line) if report.is_disputed(entry) else line)
             if test.paths is not None:
-                paths = [path.chain(test.test.head) for path in test.paths.paths]
+                paths = [path.chain(test.test.head, shared) for path in test.paths.paths]
                 more = [f"and {len(paths) - most} more, in the report"] * (len(paths) > most)
                 lines.append(f"  {test.paths.sentence}")
                 lines += [f"    {line}" for line in (*paths[:most], *more)]
@@ -122,20 +124,17 @@ def shared_labels(report: InfluenceReport) -> frozenset[str]:
     """Return the labels that more than one entity of a report has."""
     named: dict[str, set[str]] = defaultdict(set)
     for test in report.tests:
-        entries = (*test.proponents, *test.opponents)
-        for triple in (test.test, *(entry.train for entry in entries)):
-            for entity in (triple.head, triple.tail):
-                named[entity.label].add(entity.id)
+        triples = [test.test, *(one.train for one in (*test.proponents, *test.opponents))]
+        for path in test.paths.paths if test.paths else ():
+            triples += [fact.train for step in path.steps for fact in step]
+        for entity in chain.from_iterable((triple.head, triple.tail) for triple in triples):
+            named[entity.label].add(entity.id)
     return frozenset(label for label, ids in named.items() if len(ids) > 1)
 
 
 def in_words(triple: TripleRecord, shared: Collection[str] = ()) -> str:
     """Return a triple as text for people, with the ids of entities whose label is shared."""
-    head, tail = (
-        f"{entity.label} ({entity.id})" if entity.label in shared else entity.label
-        for entity in (triple.head, triple.tail)
-    )
-    return f"{head} · {triple.relation.label} · {tail}"
+    return f"{triple.head.told(shared)} · {triple.relation.label} · {triple.tail.told(shared)}"
 
 
 def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
@@ -152,6 +151,9 @@ def tests_of(test: str | Sequence[Names], graph: KnowledgeGraph) -> Triples:
     if isinstance(test, str):
         return usable(read_test_triples(test, graph), test)
     found = [of_fields(index, "", [*triple], graph) for index, triple in enumerate(test)]
+    for triple in found:
+        if triple.ids is None:
+            raise DataError(f"triples[{triple.index}]: {triple.problem}")
     return usable(found, "triples")
 
 
