@@ -76,10 +76,7 @@ def says_negative(name: str) -> bool:
 
 
 def affirmed(relations: pa.Array) -> pa.Array:
-    """Return relations without their denials: `enables` for GO's `NOT|enables`.
-
-    SemMedDB's `NEG_TREATS` denies `TREATS` if both are relations.
-    """
+    """Return what is denied by `NOT|enables` (GO), and `NEG_TREATS` beside `TREATS` (SemMedDB)."""
     plain = pc.replace_substring_regex(relations, DENIED_RELATION, "")
     verbs = pc.replace_substring_regex(plain, DENIED_VERB, r"\1")
     return pc.if_else(pc.is_in(verbs, value_set=relations), verbs, plain)
@@ -100,16 +97,14 @@ def flag_of(path: Path, name: str, column: Texts) -> tuple[Flag, Texts] | None:
     is_qualifier = QUALIFIER_NAME.search(joined) is not None
     pattern = NOT_IN_A_LIST if is_qualifier else ONLY_NOT
     is_not = pc.match_substring_regex(column.dictionary, pattern)
+    values = values_of(column)
+    said = {value.strip().lower() for value in values} & {*DENIALS}
     if pc.any(is_not.take(column.indices)).as_py():
-        others = {v.strip().lower() for v in values_of(column) if not re.search(pattern, v)}
-        if name and not is_qualifier and others - {*NO_VALUE}:
-            raise DataError(
-                f"{path}: {quoted(name)} holds NOT beside other values, which can deny facts, or "
-                f"mean something else; say --columns unused={name}, or call the column qualifier"
-            )
-        denied = as_texts(["false", "true"]).take(is_not.cast(pa.int32()))
-        return "negated", denied.take(column.indices)
-    said = {value.strip().lower() for value in values_of(column)} & {*DENIALS}
+        others = {v.strip().lower() for v in values if not re.search(pattern, v)}
+        if not name or is_qualifier or others <= {*NO_VALUE}:
+            denied = as_texts(["false", "true"]).take(is_not.cast(pa.int32()))
+            return "negated", denied.take(column.indices)
+        said = {"NOT"}
     if may_be or (name and said):
         held = f"{quoted(min(said))} among others" if said else "only true and false"
         raise DataError(

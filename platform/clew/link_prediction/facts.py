@@ -70,7 +70,6 @@ def facts_of(
     facts = [part for part in parts if part.holds == "facts"]
     for part in facts:
         _replace_ids(part, dictionaries)
-        _read_denials(part, found)
         for role in ROLES:
             bad = pc.match_substring_regex(part.columns[role].dictionary, NO_NAME)
             part.refuse(part.columns[role], bad, f"{role} is", EXPECTED_NAME)
@@ -220,22 +219,10 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
         part.columns[role] = Texts.from_arrays(column.indices, known_names)
 
 
-def _read_denials(part: Part, found: Noticed) -> None:
-    """Name relations as what they deny, such as `NOT|enables`, and keep which rows deny it."""
-    relations = part.columns["relation"]
-    plain = affirmed(relations.dictionary)
-    is_denied = pc.not_equal(plain, relations.dictionary)
-    if pc.any(is_denied.take(relations.indices)).as_py():
-        found.note("true or denied", "taken from NOT in the relation")
-        flags = as_texts(["false", "true"]).take(is_denied.cast(pa.int32()))
-        part.columns["negated relation"] = flags.take(relations.indices)
-        part.columns["relation"] = plain.take(relations.indices).dictionary_encode()
-
-
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:
     """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
     found.counts["edges"] += part.num_rows
-    flags = _flags(part)
+    flags = _flags(part, found)
     if is_negative and not flags["negated"].any():
         flags["negated"][:] = True
     if is_negative and flags["negated"].all():
@@ -260,12 +247,18 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negat
             flags = {name: values[~flags[flag]] for name, values in flags.items()}
 
 
-def _flags(part: Part) -> dict[str, np.ndarray]:
-    """Return which rows are denied or deprecated, and take the columns that say so away.
+def _flags(part: Part, found: Noticed) -> dict[str, np.ndarray]:
+    """Return which rows are denied or deprecated, and take away what says so.
 
     Such a column's role is a flag, or a flag and the column's own name: `stated is_true`.
     """
-    flags = {flag: np.zeros(part.num_rows, bool) for flag in ("negated", "deprecated")}
+    relations = part.columns["relation"]
+    plain = affirmed(relations.dictionary)
+    is_denied = by_row(relations, pc.not_equal(plain, relations.dictionary))
+    if is_denied.any():
+        found.note("true or denied", "taken from NOT in the relation")
+        part.columns["relation"] = plain.take(relations.indices).dictionary_encode()
+    flags = {"negated": is_denied, "deprecated": np.zeros(part.num_rows, bool)}
     for role in [role for role in part.columns if role.partition(" ")[0] in MEANS]:
         flag, _, name = role.partition(" ")
         column = part.columns.pop(role)
