@@ -313,3 +313,18 @@ def test_a_word_that_denies_is_asked_for(tmp_path: Path, value: str) -> None:
         read(tmp_path / "in", {"a.tsv": text})
     assert facts(read(tmp_path / "in", {}, columns="unused=assertion")) == sorted(FACTS)
     assert facts(read(tmp_path / "in", {}, columns="stated=assertion")) == sorted(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("title", "values"),
+    [("stated", ("no", "yes")), ("negiert", ("true", "false")), ("biolink:negated", ("true", ""))],
+)
+def test_a_column_below_a_title_that_is_not_known_denies_nothing_in_silence(
+    tmp_path: Path, title: str, values: tuple[str, str]
+) -> None:
+    text = marked(*values, f"drug\taction\tillness\t{title}")
+    for columns in ("", BY_NUMBER):
+        with pytest.raises(DataError, match="--header"):
+            read(tmp_path / "in", {"a.tsv": text}, columns=columns)
+    if title != "negiert":
+        assert facts(read(tmp_path / "in", {}, header=True)) == sorted(KEPT)

@@ -133,12 +133,22 @@ def are_truths(values: list[str]) -> bool:
     return words <= known and bool(words & {*NOT_STATED} - {"-"} or ("-" in words and "+" in words))
 
 
-def is_stated(path: Path, index: int, values: list[str]) -> bool:
+def is_stated(path: Path, index: int, column: Texts) -> bool:
     """Return whether a column without a name says which facts are true.
 
     Raises:
         DataError: If the values are truths that can mean something else.
     """
+    values = values_of(column)
+    first = column[0].as_py() if len(column) else ""
+    is_title = NEGATED_NAME.fullmatch("".join(words_of(first))) is not None
+    if first.strip().lower() not in (*STATED, *NOT_STATED) and (
+        is_title or (are_truths(values_of(column.slice(1))) and not are_truths(values))
+    ):
+        raise DataError(
+            f"{path}: {quoted(first)} seems to name column {index + 1}, which can deny facts; say "
+            "--header, or which columns hold what: --columns head=1,relation=2,tail=3"
+        )
     words = {value.strip().lower() for value in values}
     is_sample = "sample" in path.name.lower() and words <= {"0", "1"}
     if is_sample or (words == {"0"} and says_negative(path.name)):

@@ -276,7 +276,7 @@ def _by_number(
     if columns:
         chosen = chosen_roles(path, columns, [""] * width)
         for index in {*range(width)} - {*chosen.values()}:
-            if is_stated(path, index, values_of(table[index])):
+            if is_stated(path, index, table[index]):
                 chosen[f"stated {index + 1}"] = index
         return _facts(path, f"{form} triples", [""] * width, table, chosen, lines)
     if width == 2:
@@ -312,7 +312,7 @@ def _triples(path: Path, form: Form, table: Sequence[Texts], lines: np.ndarray) 
     roles = {"head": 0, "relation": 1, "tail": 2}
     for index in range(3, form.num_columns):
         values = values_of(table[index])
-        if is_stated(path, index, values):
+        if is_stated(path, index, table[index]):
             roles[f"stated {index + 1}"] = index
         elif role := _looks_like(values, table[index], len(lines)):
             roles.setdefault(role, index)
