@@ -247,7 +247,7 @@ def test_not_before_a_relation_denies(tmp_path: Path, separator: str) -> None:
     assert (found.counts["denied"], found.graph.num_relations) == (8, 4)
 
 
-@pytest.mark.parametrize("form", ["NEG_{}", "not_{}", "NOT {}", "x:neg_{}"])
+@pytest.mark.parametrize("form", ["NEG_{}", "not_{}", "NOT {}", "not|{}", "x:neg_{}"])
 def test_not_in_a_verb_denies_the_verb(tmp_path: Path, form: str) -> None:
     """SemMedDB has `NEG_TREATS` beside `TREATS`."""
     prefix = "x:" * form.startswith("x:")
@@ -306,7 +306,7 @@ def test_facts_that_are_stated_and_denied_are_counted(tmp_path: Path, clean: boo
     assert (" ".join(FACTS[5]) in found.examples["both stated and denied"]) != clean
 
 
-@pytest.mark.parametrize("value", ["absent", "Refuted", "negated", "excluded"])
+@pytest.mark.parametrize("value", ["absent", "Refuted", "negated", "invalid"])
 def test_a_word_that_denies_is_asked_for(tmp_path: Path, value: str) -> None:
     text = marked(value, "present", "head\trelation\ttail\tassertion")
     with pytest.raises(DataError, match="stated=assertion"):

@@ -18,8 +18,9 @@ Flag = Literal["negated", "deprecated", "stated"]
 NO_VALUE = ("", "none", "null", "nan", "na", "n/a", "-", "unknown")
 TRUE = ("true", "t", "yes", "y", "1", "1.0", "on")
 FALSE = ("false", "f", "no", "n", "0", "0.0", "off")
-DENIALS = ("negated", "denied", "refute", "refutes", "refuted", "disproved", "absent", "excluded")
-STATED = (*TRUE, "+", "+1", "positive", "affirmed", "confirmed", "support", "supports", "present")
+DENIALS = "negated denied refute refutes refuted disproved absent excluded invalid".split()
+AFFIRMATIONS = "positive affirmed confirmed support supports present valid".split()
+STATED = (*TRUE, "+", "+1", *AFFIRMATIONS)
 NOT_STATED = (*FALSE, "-", "-1", "-1.0", "negative", "not", *DENIALS)
 MEANS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "negated": ((*TRUE, "not"), (*FALSE, *NO_VALUE)),
@@ -41,7 +42,7 @@ MAY_BE_STATED_NAME = re.compile(
 """Names of columns that can say it; all but the labels are asked for."""
 QUALIFIER_NAME = re.compile("qualifier|modifier")
 DENIED_RELATION = r"^\s*NOT(\s*\|\s*|\s+)"
-DENIED_VERB = r"(?i)^(.*[:/#])?(?:neg|not)[_ ]"
+DENIED_VERB = r"(?i)^(.*[:/#])?(?:neg|not)[_ |:-]"
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
 
