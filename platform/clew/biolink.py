@@ -25,7 +25,9 @@ REGULATIONS = {"positively": "upregulated", "negatively": "downregulated"}
 CURIE = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*):(\S+)")
 DENIED = "negated=true"
 """What the name of a relation of KGX ends with, after a semicolon, if its triples are denied."""
-DENYING = re.compile(r"(?i)(.*[:/#])?(not|neg(?!.reg))[_ |].*|.*(phenotype_negative|_absent)")
+DENYING = re.compile(
+    r"(.*[:/#])?(NEG_|(?i:not)[_ |]).*|(?i:semmeddb:neg_.*|.*(phenotype_negative|_absent))"
+)
 """Names of relations that deny something: `NEG_TREATS` (SemMedDB), absent phenotypes (PrimeKG)."""
 Qualifiers = tuple[tuple[str, str], ...]
 

@@ -247,16 +247,24 @@ def test_not_before_a_relation_denies(tmp_path: Path, separator: str) -> None:
     assert (found.counts["denied"], found.graph.num_relations) == (8, 4)
 
 
-@pytest.mark.parametrize("form", ["NEG_{}", "not_{}", "NOT {}", "not|{}", "x:neg_{}"])
+@pytest.mark.parametrize("form", ["NEG_{}", "not_{}", "NOT {}", "not|{}", "semmeddb:neg_{}"])
 def test_not_in_a_verb_denies_the_verb(tmp_path: Path, form: str) -> None:
     """SemMedDB has `NEG_TREATS` beside `TREATS`."""
-    prefix = "x:" * form.startswith("x:")
+    prefix = "semmeddb:" * form.startswith("semmeddb:")
     named = [(h, f"{prefix}{r}", t) for h, r, t in FACTS]
     rows = [
         (h, r if i % 4 else form.format(r[len(prefix) :]), t) for i, (h, r, t) in enumerate(named)
     ]
     found = read(tmp_path / "in", {"a.tsv": table([*rows, ("e1", "NEG_REGULATION", "e8")])})
     assert (found.counts["denied"], found.graph.num_relations) == (6, 4)
+
+
+def test_a_negative_effect_denies_nothing(tmp_path: Path) -> None:
+    """`neg_regulates` beside `regulates` is another effect, not a denial."""
+    rows = [(h, f"neg_{r}" if i % 4 else r, t) for i, (h, r, t) in enumerate(FACTS)]
+    found = read(tmp_path / "in", {"a.tsv": table(rows)})
+    assert not found.counts["denied"]
+    assert (found.counts["edges"], found.graph.num_relations) == (len(FACTS), 6)
 
 
 def test_training_drops_denied_facts_of_plain_triples_and_says_so(

@@ -42,7 +42,8 @@ MAY_BE_STATED_NAME = re.compile(
 """Names of columns that can say it; all but the labels are asked for."""
 QUALIFIER_NAME = re.compile("qualifier|modifier")
 DENIED_RELATION = r"^\s*NOT(\s*\|\s*|\s+)"
-DENIED_VERB = r"(?i)^(.*[:/#])?(?:neg|not)[_ |:-]"
+DENIED_VERB = r"^(.*[:/#])?(?:NEG_|(?i:not)[_ |:-])|^((?i:semmeddb:))neg_"
+"""`NEG_` as SemMedDB writes it: `neg_regulates` beside `regulates` denies nothing."""
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
 
@@ -79,7 +80,7 @@ def says_negative(name: str) -> bool:
 def affirmed(relations: pa.Array) -> pa.Array:
     """Return what is denied by `NOT|enables` (GO), and `NEG_TREATS` beside `TREATS` (SemMedDB)."""
     plain = pc.replace_substring_regex(relations, DENIED_RELATION, "")
-    verbs = pc.replace_substring_regex(plain, DENIED_VERB, r"\1")
+    verbs = pc.replace_substring_regex(plain, DENIED_VERB, r"\1\2")
     return pc.if_else(pc.is_in(verbs, value_set=relations), verbs, plain)
 
 
