@@ -123,11 +123,13 @@ def test_weights_and_optimizer_state_are_counted_exactly() -> None:
     assert averaged["optimizer"] * GIB == sum(p.nbytes for p in model.parameters())
 
 
-def test_no_weight_is_made_and_no_random_number_drawn() -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
+def test_no_weight_is_made_and_no_random_number_drawn(optimizer: str) -> None:
     # The weights would need thousands of GiB if they were not fake tensors.
     before = torch.get_rng_state()
     parts = predict(model__embedding_dim=2**20, model__kernel_height=1, model__kernel_width=1,
-                    model__output_channels=1, model__embedding_height=2**10)  # fmt: skip
+                    model__output_channels=1, model__embedding_height=2**10,
+                    optimizer__kind=optimizer)  # fmt: skip
     assert parts["weights"] > 100
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -2,8 +2,7 @@
 
 To predict, the model is built and trained for one optimizer step, with its loss, precision,
 gradient checkpointing and gradient accumulation, on tensors that have a size but no data. The peak
-of the live bytes is what a GPU's allocator provides. There is no table of layers to keep up to
-date, and a new task needs no code here. The prediction ignores `torch.compile`.
+of the live bytes is what a GPU's allocator provides. The prediction ignores `torch.compile`.
 
 On the CPU, the prediction is the peak resident memory of the process. It consists of the tensors
 and two measured amounts: the memory of a training process without tensors (`PROCESS_GIB`), and the
@@ -23,7 +22,7 @@ import math
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -70,12 +70,13 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: OpOverload[..., Any],
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        # What returns nothing changes only contents; fused Adagrad and SGD would make real tensors.
+        result = func(*args, **(kwargs or {})) if func._schema.returns else None
         if func is torch.ops.prim.device.default:  # two of three calls; there is nothing to count
             return result
         self.num_operations += 1
