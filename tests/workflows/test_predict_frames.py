@@ -322,6 +322,13 @@ def test_wrong_use_is_one_line(
     assert message in line
 
 
+def test_predictions_are_not_written_under_the_name_of_another_format(tmp_path: Path) -> None:
+    frames, output = write_folder(tmp_path / "new", new_frames()), tmp_path / "out.csv"
+    with pytest.raises(ConfigError, match="parquet"):
+        predict_frames("newest", frames, output)
+    assert not output.exists()
+
+
 def test_a_graph_model_does_not_predict_frames(trained: TrainedStore, tmp_path: Path) -> None:
     frames = write_folder(tmp_path / "new", new_frames())
     with pytest.raises(ConfigError, match=r"link_prediction model; only models of image sequences"):

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,10 +47,10 @@ def check_file(option: str, path: Path | None) -> None:
     _check_can_hold(path.parent, f"{option} {path}")
 
 
-def check_table(option: str, path: Path | None) -> None:
+def check_table(option: str, path: Path | None, formats: Sequence[str] = FORMATS) -> None:
     """Refuse a file whose format is unknown, or that cannot be written."""
-    if path is not None and path.suffix not in FORMATS:
-        raise ConfigError(f"{option} {path}: expected a name that ends with {', '.join(FORMATS)}")
+    if path is not None and path.suffix not in formats:
+        raise ConfigError(f"{option} {path}: expected a name that ends with {', '.join(formats)}")
     check_file(option, path)
 
 

@@ -57,7 +57,7 @@ from clew.workflows.model_source import (
     recorded,
     require_data,
 )
-from clew.workflows.outputs import check_file
+from clew.workflows.outputs import check_file, check_table
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def predict_frames(
     windows also chose the checkpoint; the coverage of the test windows is therefore measured.
     A child process reads the frames (`clew.untrusted`).
     """
-    check_file("--output", output)
+    check_table("--output", output, (".parquet",))
     if not frames.exists():
         raise ConfigError(
             f"--frames {frames}: no such file or folder; expected HDF5, a Zarr store or a folder "
