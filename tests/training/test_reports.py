@@ -43,6 +43,18 @@ def test_each_validation_has_a_line_with_the_metric_that_decides(
     assert all("GiB" in line and "loss" in line for line in said(log))
 
 
+def test_the_last_line_says_that_training_stops_early(
+    make_trainer: Any, toy_task: Any, log: pytest.LogCaptureFixture
+) -> None:
+    settings = {"training.early_stopping_patience": 1, "training.num_epochs": 9}
+    trainer = make_trainer(toy_task(scores=[0.5, 0.75, 0.25]), **settings)
+    trainer.reports = Reports(speaks=True)
+    trainer.train()
+    *before, last = said(log)
+    assert "early" in last
+    assert not any("early" in line for line in before)
+
+
 @pytest.mark.parametrize("reports", [Reports(speaks=False), Reports(speaks=True, is_part=True)])
 def test_other_processes_and_parts_of_a_study_say_nothing_of_validations(
     make_trainer: Any, log: pytest.LogCaptureFixture, reports: Reports

@@ -92,10 +92,6 @@ class LiveBytes(TorchDispatchMode):
             self.peaks[phase] = self.now.copy()
         return result
 
-    @property
-    def peak(self) -> Counter[str]:
-        return max(self.peaks.values(), key=Counter.total, default=Counter())
-
     def _see(self, storage: UntypedStorage) -> None:
         address, num_bytes = storage._cdata, storage.nbytes()
         if address in self._purposes:

@@ -164,7 +164,9 @@ class Reports:
         parts += speed_in_words(latest | trainer.throughput.rates())
         parts.append(f"{peak_gib(trainer.precision.device):.2f} GiB")
         done = self._done()
-        if done > self._done_before and done < 1:
+        if trainer.finished and done < 1:
+            parts.append(f"stops early: not better {progress.stale_evaluations} times in a row")
+        elif done > self._done_before and done < 1:
             left = passed * (1 - done) / (done - self._done_before)
             parts.append(f"{lasting(left)} left of {lasting(passed + left)}")
         return ", ".join(parts)
