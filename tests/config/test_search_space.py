@@ -53,6 +53,7 @@ def write(folder: Path, parameters: object, **others: Any) -> Path:
         ),
         ({"evaluation.metric": {"choices": ["valid/mrr", "valid/hits_at_1"]}}, "leave it out"),
         ({"evaluation.test_after_training": {"choices": [True, False]}}, "leave it out"),
+        ({"metric": {"choices": ["valid/mrr", "valid/mean_rank"]}}, "leave it out"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_file_and_setting(
@@ -95,7 +96,7 @@ def test_unknown_settings_of_the_space_itself_are_refused(
 
 
 def test_the_schema_says_which_settings_are_whole_numbers(config: RunConfig) -> None:
-    whole = ("model.embedding_dim", "training.batch_size", "model.embedding_height")
+    whole = ("model.embedding_dim", "training.batch_size", "model.embedding_height", "epochs")
     others = (RATE, "model.input_dropout", "optimizations.use_tf32", "loss.kind", "model.nothing")
     assert all(takes_whole_numbers(config, key) for key in whole)
     assert not any(takes_whole_numbers(config, key) for key in others)

@@ -303,6 +303,18 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
         load_study(write(tmp_path), seeds=[1, 1])
 
 
+@pytest.mark.parametrize("name", ["seed", "training.seed"])
+def test_a_seed_that_the_rounds_would_replace_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="give seeds"):
+        load_study(write(tmp_path, variants={"one": {name: 1}, "two": {name: 2}}))
+
+
+def test_a_variant_wins_over_the_settings_of_all_under_either_name(tmp_path: Path) -> None:
+    variants = {"a": {}, "b": {"optimizer.learning_rate": 0.25}}
+    study = load_study(write(tmp_path, overrides={"lr": 0.5}, variants=variants))
+    assert [study.config(v, 0).optimizer.learning_rate for v in variants] == [0.5, 0.25]
+
+
 @pytest.mark.parametrize("variant", ["", "%", "a/b", "x" * 300])
 def test_a_variant_whose_ratios_could_not_be_stored_is_refused(
     tmp_path: Path, variant: str

@@ -251,7 +251,8 @@ def full_settings(settings: Overrides) -> dict[str, Any]:
 
 def _set_once(target: dict[str, Any], place: str, value: Any, *, name: str, key: str) -> None:
     if place in target:
-        raise ConfigError(f"{name} and {key} are both given and mean the same; remove one of them")
+        said = f"{key} and a short name of it" if name == key else f"{name} and {key}"
+        raise ConfigError(f"{said} are both given and mean the same; remove one of them")
     target[place] = value
 
 

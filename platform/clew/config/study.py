@@ -15,7 +15,7 @@ from pydantic import Field
 
 from clew.config.base import Section
 from clew.config.files import find, read_yaml, spaces, studies
-from clew.config.load import from_mapping, read_section, with_settings
+from clew.config.load import from_mapping, full_key, full_settings, read_section, with_settings
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, printable, quoted
 
@@ -124,7 +124,11 @@ class Study(Section):
 
     def config(self, variant: str, seed: int) -> RunConfig:
         """Return the configuration of one cell."""
-        own = self.overrides | self.variants[variant] | {"training.seed": seed}
+        own = full_settings(self.overrides) | full_settings(self.variants[variant])
+        if "training.seed" in own:
+            said = "training.seed is given, but each round has its own; give seeds instead"
+            raise ConfigError(f"{self.name}, {variant}: {said}")
+        own["training.seed"] = seed
         return from_mapping(read_yaml(find(self.base)), own, source=f"{self.name}, {variant}")
 
     def cell_id(self, variant: str, seed: int) -> str:
@@ -238,15 +242,15 @@ def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
 
 def _check(key: str, parameter: Parameter, config: RunConfig) -> None:
     """Refuse a setting that does not exist, or values that it cannot have."""
-    if key.partition(".")[0] in NOT_SEARCHED:
+    if full_key(key).partition(".")[0] in NOT_SEARCHED:
         raise ConfigError(f"{key} does not change what is trained; leave it out of the space")
     for value in parameter.samples(whole=takes_whole_numbers(config, key)):
         with_settings(config, {key: value}, source=f"{key}={value}")
 
 
 def takes_whole_numbers(config: RunConfig, key: str) -> bool:
-    """Return whether a setting, as `section.key`, is a whole number."""
-    section, _, name = key.partition(".")
+    """Return whether a setting is a whole number."""
+    section, _, name = full_key(key).partition(".")
     if section not in RunConfig.model_fields:
         return False
     fields = type(getattr(config, section)).model_fields

@@ -40,12 +40,7 @@ def lasting(seconds: float) -> str:
 
 
 class Reports:
-    """The lines and the bar of one training run.
-
-    Args:
-        speaks: Whether this process reports.
-        is_part: Whether the run is part of another; it then speaks only to end a silence.
-    """
+    """The lines and the bar of one training run; one that is part of another only ends silences."""
 
     def __init__(self, *, speaks: bool, is_part: bool = False) -> None:
         self.doing = "reading the data"
