@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
 
 from clew import names
 from clew.runs.registry import Registry
@@ -103,6 +104,25 @@ def test_another_promotion_ends_what_one_left_that_was_cut_off(
     run = client.get_run(version.tags[names.TAG_PROMOTE_RUN])
     assert run.info.status == "KILLED"
     assert names.TAG_DECISION in run.data.tags
+
+
+def test_another_promotion_ends_an_upload_that_was_cut_off(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*arguments: object) -> None:
+        raise CutOff
+
+    champion("half", trained.weak)
+    client, run_id = MlflowClient(), trained.strong
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_model_artifacts", cut)
+        with pytest.raises(CutOff):
+            promote(PromotionRequest(run_id, name="half"))
+    place = [client.get_run(run_id).info.experiment_id]
+    found = client.search_logged_models(place)
+    (left,) = [model for model in found if model.status == LoggedModelStatus.PENDING]
+    promote(PromotionRequest(trained.other, name="elsewhere"))
+    assert client.get_logged_model(left.model_id).status == LoggedModelStatus.FAILED
 
 
 @pytest.fixture

@@ -337,9 +337,11 @@ def test_a_folder_belongs_to_one_search(folder: Path) -> None:
         pytest.raises(ConfigError, match="another clew tune is using"),
     ):
         tune(request)
-    (folder / STUDY_FILE).write_text("no journal\n" * 3)
-    with pytest.raises(ConfigError):
-        tune(request)
+    of_another_optuna = '{"op_code": 77, "worker_id": "1"}\n'
+    for content in ("no journal\n" * 3, of_another_optuna):
+        (folder / STUDY_FILE).write_text(content)
+        with pytest.raises(ConfigError):
+            tune(request)
 
 
 def test_a_search_goes_on_after_a_line_that_a_full_disk_cut_off(folder: Path) -> None:

@@ -2,8 +2,7 @@
 
 MLflow serves a pyfunc "model from code" with its files and its package. No object is pickled:
 MLflow copies the code file and runs it again when the model is loaded. The package is copied too,
-so that a version gives the same answers after the project changes. The requests and answers of each
-subject are described with MLflow's signatures.
+so that a version gives the same answers after the project changes.
 """
 
 import re
@@ -113,9 +112,13 @@ class Registry:
         )
 
     def abandon(self, promote_run: str, reason: str) -> None:
-        """Mark the versions without an alias as failed that a dead promotion left."""
+        """Mark what a dead promotion left as failed: versions without an alias, cut off uploads."""
         mine = f"tags.`{names.TAG_PROMOTE_RUN}` = '{promote_run}'"
         with store.using(f"ending what promotion {promote_run} began"):
+            places = [each.experiment_id for each in self.client.search_experiments()]
+            for model in self.client.search_logged_models(places, mine):
+                if model.status == LoggedModelStatus.PENDING:
+                    self.client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
             found = [_version_of(v) for v in self.client.search_model_versions(mine)]
         for version in found:
             in_use = version.number in self.aliases(version.name).values()

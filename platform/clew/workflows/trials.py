@@ -190,7 +190,8 @@ def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
     if path.exists() and (content := path.read_bytes()):
         # A full disk can leave a part of a line, and Optuna would write on in that line.
         os.truncate(path, content.rfind(b"\n") + 1 or len(content))
-    wrong, kinds = f"{path}: not a file with trials of a search", (ValueError, KeyError, TypeError)
+    wrong = f"{path}: not a file with trials of a search"
+    kinds = ValueError, KeyError, TypeError, AssertionError  # the last for an unknown kind of line
     advice = "; name another folder with --output-dir"
     with refusing(wrong, *kinds, advice=advice, error=ConfigError):
         study = optuna.create_study(
