@@ -121,6 +121,12 @@ def test_only_what_the_file_says_is_blamed_on_the_file() -> None:
         from_mapping(of_file, of_override, source="mine.yaml")
 
 
+@pytest.mark.parametrize("key", ["training.batch_size", "optimizer.learning_rate"])
+def test_true_is_no_number(key: str) -> None:
+    with pytest.raises(ConfigError):
+        from_mapping(MINIMAL, {key: True})
+
+
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError):
         from_mapping(MINIMAL | {"dta": {}, "loss": {"kind": "kvs_all", "smothing": 1}})

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
+NUMBERS = (int, float, int | None, float | None)
+
 
 class Section(BaseModel):
     """A frozen group of settings; unknown keys are refused and every field is documented."""
@@ -13,6 +15,16 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, given: Any) -> Any:
+        """Refuse true and false for a number, which would be 1 and 0."""
+        for name, value in given.items() if isinstance(given, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation in NUMBERS:
+                raise ValueError(f"{name} is {str(value).lower()}; expected a number")
+        return given
 
     @field_validator("*")
     @classmethod
