@@ -349,7 +349,10 @@ def test_answers_of_one_name_are_one_with_all_identifiers() -> None:
         {"head": "C:1", "label": "x", "known": True, "rank": 7, "probability": None},
         {"head": "D:1", "label": "y", "known": False, "rank": 8, "probability": 0.0},
     ]
-    table = answers.frame(answers.one_of_each_name(found, "head"), "head", {})
+    merged = answers.one_of_each_name(found, "head")
+    assert [answers.name_of(each, "head") for each in merged] == ["y (B:1)", "x (C:1)"]
+    assert answers.name_of(answers.one_of_each_name(found[:1], "head")[0], "head") == "x"
+    table = answers.frame(merged, "head", {})
     assert list(table["Answer"]) == ["y", "x"]
     assert list(table["Known"]) == ["–", "● known"]
     assert list(table["Id"]) == ["B:1, D:1", "A:1, C:1"]

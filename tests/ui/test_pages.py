@@ -526,7 +526,7 @@ def test_two_runs_are_compared(page: Open, many: Recorded) -> None:
     assert TOP_K <= int(numbers["Common facts"]) <= 2 * TOP_K
     assert 0.9 < float(numbers["Spearman"]) <= 1
     assert "Moved" in app.dataframe[-1].value
-    assert "do not explain the same" not in shown(app)
+    assert "differ in more than" not in shown(app)
 
 
 def test_another_question_is_named_where_two_runs_are_compared(

@@ -144,8 +144,8 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
             )
     with beside:
         for answer in ticked:
-            name, own = answer.get("label") or answer.get(end, ""), f"why-{key}-{answer.get(end)}"
-            why_button(f"Why {basics.markdown(name)}?", why(answer), explain, key=own)
+            name, own = basics.markdown(name_of(answer, end)), f"why-{key}-{answer.get(end)}"
+            why_button(f"Why {name}?", why(answer), explain, key=own)
         if not ticked:
             article = "another" if basics.address("why") else "a"
             st.caption(f"Tick {article} {end} to ask why.")
@@ -173,6 +173,13 @@ def one_of_each_name(found: Sequence[dict[str, Any]], end: str) -> list[dict[str
         if answer.get("known") and not kept.get("known"):
             merged[name] = merged.pop(name) | answer  # at the place of the known one
     return list(merged.values())
+
+
+def name_of(answer: dict[str, Any], end: str) -> str:
+    """Return the name of an answer, with its identifier if others have the same name."""
+    own = str(answer.get(end, ""))
+    name = str(answer.get("label") or own)
+    return f"{name} ({own})" if len(answer.get("ids", [])) > 1 else name
 
 
 def kind_text(kind: str) -> str:
