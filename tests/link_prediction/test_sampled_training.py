@@ -18,6 +18,7 @@ from clew.training.memory_plan import live_bytes_of_step
 from clew.training.setup import build_trainer
 from clew.training.trainer import Trainer
 from tests.memory_tracker import MemoryTracker
+from tests.training.test_memory_plan import peak
 
 CPU = torch.device("cpu")
 
@@ -108,7 +109,7 @@ def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
 
     config = config_of(loss__negatives=100)
     task, _ = task_to_plan(config, DataSizes(num_entities=1_000_000, num_relations=3))
-    live = live_bytes_of_step(config, task, CPU).peak
+    live = peak(live_bytes_of_step(config, task, CPU))
     assert live["weights"] == pytest.approx(4 * 8 * 1_000_000, rel=1e-3)
     assert live["optimizer"] < 4.1 * 1_000_000
     rest = live.total() - live["weights"] - live["optimizer"]
@@ -117,7 +118,7 @@ def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
 
 def test_rows_of_every_microbatch_are_planned_until_the_step(graph):
     planned = [
-        live_bytes_of_step(config, LinkPrediction(graph, config), CPU).peak["gradients"]
+        peak(live_bytes_of_step(config, LinkPrediction(graph, config), CPU))["gradients"]
         for config in (config_of(training__gradient_accumulation=count) for count in (1, 2, 5))
     ]
     row_bytes = 8 * 4 + 8  # of float32 numbers, and an index
