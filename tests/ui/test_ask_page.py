@@ -231,7 +231,10 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
         r"is (?:first|at rank [\d.]+(?: \(tied\))?) of [\d,]+ candidates", shown(app)
     )
     assert len(found) == 2
+    started.job.action = "explain"  # scores by fine-tuning of the explanation before
+    app.query_params["tuned"] = JOB_ID
     for end in ("tail", "head"):
+        assert started.job.cancelled == (end == "head")
         (button,) = [b for b in app.button if b.label == f"Why this rank as {end}?"]
         no_surprise(button.click().run())
     explained = [call for call in started.calls if isinstance(call, Why)]

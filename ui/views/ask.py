@@ -89,9 +89,7 @@ def _ask(
 
     With `champion_run`, also start the work that all explanations of the champion share.
     """
-    before = jobs.jobs().find(basics.address("answer"))
-    if before is not None and (before.action, before.person) == ("ask", access.person()):
-        before.cancel()  # nobody waits for it any more
+    _give_up("answer", "ask")
     job = jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
     if champion_run:
         with suppress(UsageError):  # too many commands run: the first explanation is slower
@@ -99,6 +97,13 @@ def _ask(
     basics.write_address("model", model.name)
     basics.write_address("answer", job.job_id)
     st.rerun()
+
+
+def _give_up(key: str, action: access.Action) -> None:
+    """Cancel the person's own job that the address has under a key: nobody waits for it."""
+    before = jobs.jobs().find(basics.address(key))
+    if before is not None and (before.action, before.person) == (action, access.person()):
+        before.cancel()
 
 
 @basics.guarded("The model's names")
@@ -134,6 +139,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames, learned: Learned) -
     def explain(why: Why) -> None:
         called = triple_text((why.head, why.relation, why.tail), vocabulary)
         meant = replace(why, model=runs.champion_uri(model))
+        _give_up("tuned", "explain")
         job = jobs.jobs().start(meant, title=f"Explain {called}", action="explain")
         basics.write_address("why", job.job_id)
         basics.write_address("for", [why.end, why.head if why.end == "head" else why.tail])
