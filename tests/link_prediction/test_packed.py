@@ -204,3 +204,11 @@ def test_the_command_packs_and_refuses_what_it_cannot_pack(
         load("link_prediction/umls", {"data.packed": str(folder), "data.test": "test.txt"})
     with pytest.raises(ConfigError, match=r"data\.name and data\.packed given"):
         load("link_prediction/umls", {"data.packed": str(folder), "data.name": "umls"})
+
+
+def test_denied_facts_are_not_packed(tmp_path: Path) -> None:
+    train = tmp_path / "train.txt"
+    train.write_text("a\tr\tb\nc\tNOT|r\td\n", encoding="utf-8")
+    with pytest.raises(DataError):
+        pack_graph("denied", GraphFiles(train), tmp_path / "packed")
+    assert list(tmp_path.iterdir()) == [train]

@@ -77,8 +77,7 @@ def _read(config: TripleData) -> KnowledgeGraph:
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
     if is_read_plainly(config, files):
         graph = read_graph(name, files)
-        names_of = graph.relations.name_array
-        if affirmed(names_of).equals(names_of):  # else denied facts are dropped
+        if not _denies(graph):  # else denied facts are dropped
             return graph
     for split in SPLITS:
         if (path := getattr(files, split)) and splits[path] != split:
@@ -86,6 +85,12 @@ def _read(config: TripleData) -> KnowledgeGraph:
             raise DataError(f"{path}: is the file of {both}; expected a file for each split")
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
     return labelled(_imported(name, [*splits, *others], config, splits), files)
+
+
+def _denies(graph: KnowledgeGraph) -> bool:
+    """Return whether a relation denies its facts, such as `NOT|enables`."""
+    names_of = graph.relations.name_array
+    return not affirmed(names_of).equals(names_of)
 
 
 def _imported(
@@ -308,7 +313,13 @@ def pack_graph(name: str, files: GraphFiles, path: Path) -> KnowledgeGraph:
     remove(scratch)
     scratch.mkdir(parents=True)
     try:
-        _write(scratch / "whole", read_graph(name, files, on_disk=scratch))
+        graph = read_graph(name, files, on_disk=scratch)
+        if _denies(graph):
+            raise DataError(
+                f"{files.train}: a relation denies its facts (NOT); make a data set first, which "
+                "drops them: clew data FILE --output-dir FOLDER"
+            )
+        _write(scratch / "whole", graph)
         (scratch / "whole").replace(path)
     finally:
         remove(scratch)
