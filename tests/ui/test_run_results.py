@@ -131,13 +131,16 @@ def test_values_of_facts_show_both_ends_under_the_names_that_people_read(
     folder = tmp_path / names.ARTIFACT_VALUES
     folder.mkdir()
     lines = [f"{n},007,Bond,r,,t{n},,{0.5 - n / 100}" for n in range(100)]
+    lines[0] = "0,007,Bond,r,,t0,twin,0.5"
+    lines[99] = "99,007,Bond,r,,t99,twin,-0.49"
     (folder / names.VALUES_CSV).write_text("\n".join([",".join(VALUES_CSV_COLUMNS), *lines]))
     (folder / names.WORST_FACTS).write_text("# data set: umls\n007\tr\tt99\n")
     app = page("run", store.uri, id=add_run(store, names.KIND_VALUE, folder))
     assert not app.error
     table = app.dataframe[0].value
     assert set(table["Head"]) == {"Bond"}
-    assert list(table["Tail"]) == [f"t{n}" for n in (*range(20), *range(80, 100))]
+    shown = [f"t{n}" for n in (*range(20), *range(80, 100))]
+    assert list(table["Tail"]) == ["twin (t0)", *shown[1:-1], "twin (t99)"]
     assert list(table["Value"])[-1] == pytest.approx(-0.49)
 
 

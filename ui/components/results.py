@@ -9,6 +9,7 @@ from streamlit.column_config import NumberColumn, TextColumn
 from clew import names
 from clew.errors import ClewError
 from clew.runs.reading import run_details
+from clew.runs.reading.facts import distinct
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
@@ -41,9 +42,13 @@ def extreme_values(run_id: str) -> pd.DataFrame:
     found = run_details.read_fact_values(run_id)
     ends = pd.concat([found.head(NUM_FACTS), found.iloc[NUM_FACTS:].tail(NUM_FACTS)])
     columns = {"±": ends["Value"].map(basics.sign_symbol), "Value": ends["Value"]}
-    for heading, name in {"Head": "Head", "Relation": "Rel", "Tail": "Tail"}.items():
+    triples = {}
+    for end, name in {"head": "Head", "relation": "Rel", "tail": "Tail"}.items():
+        triples[f"{end}_id"] = own = ends[f"Train{name}"]
         label = ends[f"Train{name}_label"]
-        columns[heading] = label.where(label != "", ends[f"Train{name}"])
+        triples[end] = label.where(label != "", own)
+    named = distinct(pd.DataFrame(triples))
+    columns |= {end.capitalize(): named[end] for end in ("head", "relation", "tail")}
     if "Confirmed" in ends:
         tried = ends["WithoutIt"] != "nan"
         verdicts = ends["Confirmed"].map({"True": "yes", "False": "no"})
