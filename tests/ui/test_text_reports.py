@@ -1,6 +1,9 @@
 """The explanation of a text: read, filtered, marked, shown as a page, or reported as broken."""
 
 import json
+import os
+import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
+from clew.files import working_folder
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import basics
 from clew.ui.components.explanations import (
@@ -167,11 +171,26 @@ def test_a_text_from_the_disk_is_recognised(
 
 @pytest.mark.parametrize("content", [b"5", b"null", b'"prompt"', b"[" * 100_000, b"{"])
 def test_a_file_that_is_no_report_is_refused_in_words_and_not_kept(content: bytes) -> None:
-    kept = set(Path(_copies().name).iterdir())
+    kept = set(_copies().iterdir())
     for name in ("mine.json", "mine.parquet"):
         with pytest.raises(DataError):
             report_of_upload({name: content})
-    assert set(Path(_copies().name).iterdir()) == kept
+    assert set(_copies().iterdir()) == kept
+
+
+def test_copies_that_a_killed_server_left_go_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        _copies.clear()
+        (_copies() / "report.json").write_bytes(b"{}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    with working_folder("next"):
+        assert not left.exists()
 
 
 def test_the_summary_names_no_side_that_has_no_window() -> None:

@@ -1,9 +1,9 @@
 """Explanations for the pages: from trace runs or uploaded files, one test triple at a time."""
 
+import atexit
 import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError, DataError
+from clew.files import working_folder
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading import reports
 from clew.runs.reading.explanation import SharedExplanation, triple_of, with_run
@@ -39,7 +40,7 @@ of_files = st.cache_resource(
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def report_of_run(run_id: str) -> reports.ReportFiles:
-    return reports.report_files(run_id, Path(_copies().name))
+    return reports.report_files(run_id, _copies())
 
 
 report_head = of_files(reports.read_head)
@@ -86,7 +87,7 @@ def report_of_upload(content: Mapping[str, bytes]) -> reports.ReportFiles:
 
 @st.cache_data(max_entries=64, show_spinner="Reading the files …")
 def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
-    path = Path(_copies().name) / f"{digest}.{kind}"
+    path = _copies() / f"{digest}.{kind}"
     try:
         path.write_bytes(_data)
         return reports.admitted(path, name)
@@ -96,8 +97,10 @@ def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Pat
 
 
 @st.cache_resource(show_spinner=False)
-def _copies() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="clew-reports-")
+def _copies() -> Path:
+    held = ExitStack()
+    atexit.register(held.close)
+    return held.enter_context(working_folder("reports"))
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
