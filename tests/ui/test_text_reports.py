@@ -1,9 +1,6 @@
 """The explanation of a text: read, filtered, marked, shown as a page, or reported as broken."""
 
 import json
-import os
-import signal
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +9,11 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
-from clew.files import working_folder
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
-from clew.ui.components import basics
+from clew.ui.components import basics, jobs
 from clew.ui.components.explanations import (
     SIDES,
     FactFilter,
-    _copies,
     filter_rows,
     report_of_upload,
 )
@@ -171,26 +166,19 @@ def test_a_text_from_the_disk_is_recognised(
 
 @pytest.mark.parametrize("content", [b"5", b"null", b'"prompt"', b"[" * 100_000, b"{"])
 def test_a_file_that_is_no_report_is_refused_in_words_and_not_kept(content: bytes) -> None:
-    kept = set(_copies().iterdir())
+    kept = set(jobs.jobs().folder.iterdir())
     for name in ("mine.json", "mine.parquet"):
         with pytest.raises(DataError):
             report_of_upload({name: content})
-    assert set(_copies().iterdir()) == kept
+    assert set(jobs.jobs().folder.iterdir()) == kept
 
 
-def test_copies_that_a_killed_server_left_go_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_copies_are_in_the_folder_that_is_removed_after_a_killed_server(
+    recorded: Recorded,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    child = os.fork()
-    if child == 0:
-        _copies.clear()
-        (_copies() / "report.json").write_bytes(b"{}")
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    (left,) = tmp_path.iterdir()
-    with working_folder("next"):
-        assert not left.exists()
+    files = report_of_upload({"mine.json": recorded.files("trace text", FILE).read_bytes()})
+    assert files.text is not None
+    assert files.text.is_relative_to(jobs.jobs().folder)
 
 
 def test_the_summary_names_no_side_that_has_no_window() -> None:

@@ -1,9 +1,8 @@
 """Explanations for the pages: from trace runs or uploaded files, one test triple at a time."""
 
-import atexit
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError, DataError
-from clew.files import working_folder
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading import reports
 from clew.runs.reading.explanation import SharedExplanation, triple_of, with_run
@@ -23,7 +21,7 @@ from clew.runs.validation_record import ValidationSummary
 from clew.runs.verification import Verification, read_kept
 from clew.runs.window_report import TextInfluenceReport
 from clew.ui import access
-from clew.ui.components import basics
+from clew.ui.components import basics, jobs
 from clew.ui.components.reviews import visible
 from clew.ui.components.runs import vocabulary
 
@@ -40,7 +38,7 @@ of_files = st.cache_resource(
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def report_of_run(run_id: str) -> reports.ReportFiles:
-    return reports.report_files(run_id, _copies())
+    return reports.report_files(run_id, jobs.jobs().folder)
 
 
 report_head = of_files(reports.read_head)
@@ -87,20 +85,13 @@ def report_of_upload(content: Mapping[str, bytes]) -> reports.ReportFiles:
 
 @st.cache_data(max_entries=64, show_spinner="Reading the files …")
 def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
-    path = _copies() / f"{digest}.{kind}"
+    path = jobs.jobs().folder / f"{digest}.{kind}"
     try:
         path.write_bytes(_data)
         return reports.admitted(path, name)
     except BaseException:  # also one that is not written whole is not kept
         path.unlink(missing_ok=True)
         raise
-
-
-@st.cache_resource(show_spinner=False)
-def _copies() -> Path:
-    held = ExitStack()
-    atexit.register(held.close)
-    return held.enter_context(working_folder("reports"))
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)

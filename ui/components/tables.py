@@ -19,8 +19,6 @@ ROW_HEIGHT, LOW_ROW_HEIGHT = 36, 34
 HEADER_HEIGHT = 38
 
 Value = TypeVar("Value")
-
-
 Columns = dict[str, tuple[Any, Any]]
 """A table by its headings: the values of a column, and its configuration or None."""
 
