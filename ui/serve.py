@@ -33,7 +33,7 @@ def warm_up() -> None:
     """Import the first page and connect to the store; the page itself reports any error."""
     with suppress(ImportError, ClewError):
         import_module("clew.ui.views.overview")
-        import_module("clew.ui.components.runs").connect()
+        import_module("clew.ui.components.runs").experiments()  # the first query takes longest
     gc.freeze()  # imported modules are never garbage
     gc.enable()
 

@@ -69,8 +69,8 @@ class Why:
     tail: str
     end: End
     model: str = ""
-    score: str = "auto"
-    """Form of the scores."""
+    score: str = ""
+    """Form of the scores; empty: as the model's own configuration says."""
 
 
 @dataclass(frozen=True)

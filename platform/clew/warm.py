@@ -96,8 +96,9 @@ def perform(asked: object, folder: Path, say: Say) -> None:
             tell(predicted.as_dict())
         case work.Why():
             triple = (asked.head, asked.relation, asked.tail)
-            first = folder / work.FIRST_ANSWER_FILE if asked.score == "auto" else None
-            how = {"influence.direction": asked.end, "influence.score": asked.score}
+            first = None if asked.score else folder / work.FIRST_ANSWER_FILE
+            how: dict[str, str] = {"influence.direction": asked.end}
+            how |= {"influence.score": asked.score} if asked.score else {}
             result = tracin(asked.model, [triple], how, first_answer=first, progress=progress)
             tell(result.as_dict())
         case work.Check():

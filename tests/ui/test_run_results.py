@@ -156,6 +156,7 @@ def test_a_damaged_result_hides_nothing_else(page: Open, store: Recorded, tmp_pa
 def test_the_run_of_a_study_shows_its_variants(page: Open, store: Recorded) -> None:
     app = page("run", store.uri, id=store.runs["study"])
     assert not app.error
+    assert "optimizer step:" not in shown(app)
     table = app.dataframe[0].value
     assert list(table["Variant"]) == ["small batch", "large batch"]
     assert (table["Median"] > 0).all()

@@ -25,7 +25,7 @@ def test_a_server_that_is_down_does_not_keep_the_dashboard_from_starting(
 ) -> None:
     use("http://127.0.0.1:9")
     with pytest.raises(Exception, match="does not answer"):
-        runs.connect()
+        runs.experiments()
     serve.warm_up()
 
 

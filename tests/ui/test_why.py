@@ -1,5 +1,6 @@
 """*Why?* on the page Ask: first the facts near a triple, then all facts."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from clew import warm
 from clew.runs.reading.facts import TRAIN_KEY
 from clew.ui.components import answers, jobs
 from clew.ui.components.explanations import facts_of, report_head, report_of_run
@@ -124,6 +126,51 @@ def test_a_run_whose_steps_cannot_be_repeated_keeps_its_first_explanation(
     no_surprise(page.run())
     assert commands.last.message() in shown(page)
     assert shown(page).count("clew-relation") == 5
+
+
+def test_an_explanation_that_cannot_be_read_is_one_message(
+    broken: Recorded, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    use(broken.uri)
+    job = jobs.jobs().start(WHY, title="Explain", action="explain")
+    (job.folder / "stdout").write_text(json.dumps({"run_id": broken.runs["malformed"]}))
+    job.exit_code = 0
+    page = look(job.job_id)
+    assert len(page.error) == 1
+    assert not page.button
+
+
+def test_a_second_opinion_that_was_cancelled_can_be_asked_for_again(
+    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    use(recorded.copy(tmp_path / "store").uri)
+    asked = replace(WHY, model=recorded.runs["fp32 1"])
+    first = jobs.jobs().start(asked, title="Explain", action="explain")
+    commands.run_last()
+    page = look(first.job_id)
+    assert [button.label for button in page.button] == ["Cancel"]
+    second = commands.last
+    second.cancelled, second.exit_code = True, 130
+    (again,) = no_surprise(page.run()).button
+    no_surprise(again.click().run())
+    assert commands.last is not second
+    assert commands.last.asked == second.asked
+
+
+def test_the_first_opinion_has_the_form_that_the_model_is_configured_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(Exception):
+        pass
+
+    def tracin(model: str, tests: object, overrides: dict[str, str], **more: object) -> None:
+        raise Seen(overrides.get("influence.score"))
+
+    monkeypatch.setattr(warm, "tracin", tracin)
+    for asked, score in ((WHY, None), (replace(WHY, score="tuned"), "tuned")):
+        with pytest.raises(Seen) as seen:
+            warm.perform(asked, tmp_path, lambda text: None)
+        assert seen.value.args == (score,)
 
 
 def count_near(store: Recorded) -> int:

@@ -285,9 +285,8 @@ def explanation(job: jobs.Job) -> None:
         if not head.model.runs:
             basics.note(ONE_RUN)
         notes(head.settings)
-    basics.link("influence", "Read the explanation", run=run_id)
-    if head.form.key != TUNED:
-        with basics.guarded("The other scores"):
+        basics.link("influence", "Read the explanation", run=run_id)
+        if head.form.key != TUNED:
             _by_fine_tuning(job, head, run_id, facts)
 
 
@@ -326,13 +325,14 @@ def _by_fine_tuning(first: jobs.Job, head: ReportHead, run_id: str, facts: pd.Da
     if of_address() is None and is_better and allowed and not head.model.runs:
         with suppress(UsageError):  # too many commands run: it can be started later
             start()
-    if (job := of_address()) is None:
+    job = of_address()
+    if job is not None and job.state == "failed":
+        basics.note(f"Not scored by fine-tuning: {job.message()}")
+    elif job is not None:
+        jobs.show(job.job_id, result=lambda job: compared(job) if job.state == "done" else None)
+    if job is None or job.state not in {"running", "done"}:
         about, action = FINE_TUNING, basics.attempt(start)
         st.button("Score by fine-tuning too", on_click=action, disabled=not allowed, help=about)
-    elif job.state == "failed":
-        basics.note(f"Not scored by fine-tuning: {job.message()}")
-    else:
-        jobs.show(job.job_id, result=lambda job: compared(job) if job.state == "done" else None)
 
 
 def _strongest(facts: pd.DataFrame) -> None:

@@ -18,8 +18,6 @@ from clew.ui.components import basics, charts, glossary, tables
 from clew.ui.components.runs import files_of, for_a_minute, runs_page
 
 NUM_FACTS = 20
-
-
 validation_of = for_a_minute(run_details.read_result)
 trials_of = for_a_minute(run_details.read_trials)
 text_of = for_a_minute(run_details.read_text)
@@ -27,7 +25,6 @@ MAX_HEIGHT = 430
 QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}
 TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": "✗", "stopped": "■"}
 logger = logging.getLogger(__name__)
-
 NUM_STUDIES = 100
 
 

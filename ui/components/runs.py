@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.errors import ClewError
+from clew.errors import ClewError, TrackingError
 from clew.runs import store
 from clew.runs.reading import models as registry
 from clew.runs.reading import search
@@ -39,15 +39,17 @@ vocabulary = for_all_sessions(registry.read_vocabulary)
 _learned = for_all_sessions(registry.read_learned)  # by version, whose triples never change
 
 
+_seen = set[str]()  # addresses of stores that this dashboard has found
+
+
 def store_exists() -> bool:
-    """Return whether there is a store; there is none if its database file does not exist yet."""
-    return not store.is_missing(store.tracking_uri())
-
-
-def connect() -> None:
-    """Query the store for the first time, which takes longer than later queries."""
-    if store_exists():
-        search.list_experiments()
+    """Return whether there is a store yet; refuse one whose database file is gone again."""
+    if not store.is_missing(uri := store.tracking_uri()):
+        _seen.add(uri)
+    elif uri in _seen:
+        advice = "put it back, or start the dashboard again for a new store"
+        raise TrackingError(f"tracking store {store.in_use()}: its file is gone; {advice}")
+    return uri in _seen
 
 
 @for_seconds

@@ -178,7 +178,7 @@ def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> No
         return
     pairs = ((key, found.head.settings.get(key), head.settings.get(key)) for key in QUESTION)
     if apart := [f"{key} {own} here, {there} there" for key, own, there in pairs if own != there]:
-        basics.note(f"They differ in more than the run: {'; '.join(apart)}.")
+        basics.note(f"They were made differently: {'; '.join(apart)}.")
     _agreement(agreement(found.facts, explanations.facts_of(files, place)))
 
 

@@ -272,7 +272,8 @@ def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
     kind = run.tags.get(names.TAG_KIND, "")
     counted = glossary.place_on_curve(key, kind)
     if len(curve) < 2:
-        basics.note(f"It has one value ({counted.lower()}: {int(curve['step'].iloc[-1]):,}).")
+        place = f" ({counted.lower()}: {int(curve['step'].iloc[-1]):,})"
+        basics.note(f"It has one value{place * (kind != names.KIND_COMPARE)}.")  # it has no steps
         return
     name = runs.name_of(run)
     frame = curve.assign(run=name, group=name)

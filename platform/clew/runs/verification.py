@@ -275,14 +275,15 @@ class Verification(_Record):
         return tuple(self.lines(self.tests[0]))
 
     def heading(self, test: VerifiedTriple) -> str:
-        """Return what the model answers, of several runs or of both ends on average."""
+        """Return what the model itself answers; the ranks of `lines` are of models trained on."""
         asked = "the ends have" if test.direction == "both" else f"the {test.direction} has"
         rank, percent = rank_text(test.model.rank), _percent(test.model.log_probability)
         mean = " on average" * (test.direction == "both" or self.runs > 1)
         kind = " (geometric mean)" * bool(mean)
         of = f"{self.runs} models" if self.runs > 1 else "model"
         answer = f"rank {rank}{mean} and probability {percent} %{kind}"
-        return f"{test.title}: {asked} {answer} in the {of}"
+        before = "training again" if self.is_whole else "fine-tuning"
+        return f"{test.title}: {asked} {answer} in the {of}, before {before}"
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)

@@ -52,6 +52,7 @@ def test_a_mean_is_called_one(changes: dict[str, Any], in_model: bool, without: 
     assert ("on average" in heading) == ("geometric mean" in heading) == in_model
     assert ("on average" in found.sentence(removal)) == without
     assert heading in str(found)
+    assert "before fine-tuning" in heading
     assert "both ends have" not in heading
 
 
