@@ -52,7 +52,9 @@ FINE_TUNING = (
     "A second opinion: the derivative through a short fine-tuning of the finished model. It takes "
     "far longer."
 )
-BETTER = "For such models they predicted training without the facts a little better on average."
+BETTER = (
+    "For such models these scores predicted training without the facts a little better on average."
+)
 _FACT = '<li class="{kind}"><span class="clew-mark clew-for">{sign}</span>{triple}</li>'
 
 
