@@ -310,16 +310,16 @@ def _checked(
     """
     num_lines, escaped = 0, re.compile(rb'\\"[^"\r\n%s]' % form.delimiter.encode())
     for block in line_blocks(path, block_bytes):
-        place, wrong = block.find(b"\r"), "a carriage return that ends no line"
+        place, wrong = block.find(b"\r"), "a carriage return ends no line; save it with line feeds"
         try:
             block.decode()
         except UnicodeDecodeError as error:
-            place, wrong = error.start, f"byte 0x{block[error.start]:02x} is not UTF-8"
+            place, wrong = error.start, f"byte 0x{block[error.start]:02x} is not UTF-8; save it so"
         if form.is_quoted and (found := escaped.search(block)):
-            place, wrong = found.start(), "a backslash before a quote; expected two quotes"
+            place, wrong = found.start(), "a backslash before a quote; write two quotes"
         if place >= 0 and not (may_have_returns and block[place] == ord("\r")):
             line = num_lines + block.count(b"\n", 0, place) + 1
-            raise DataError(f"{path}, line {line}: {wrong}; save it as UTF-8, with line feeds")
+            raise DataError(f"{path}, line {line}: {wrong}")
         num_lines += block.count(b"\n")
         ends[0] = num_lines
         yield block
